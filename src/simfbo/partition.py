@@ -1,0 +1,110 @@
+"""Partitions: which samples belong to which client, as one array of row numbers per client."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simfbo.errors import UserError
+
+Rows = list[np.ndarray]
+
+
+def iid(samples: int, clients: int, seed: int = 0) -> Rows:
+    """Return the samples dealt at random, as evenly as they go.
+
+    Example:
+        >>> [len(rows) for rows in iid(samples=10, clients=3)]
+        [4, 3, 3]
+    """
+    _enough(samples, clients)
+    return np.array_split(np.random.default_rng(seed).permutation(samples), clients)
+
+
+def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0) -> Rows:
+    """Return label shards: samples sorted by label, cut into equal shards, `per_client` each.
+
+    McMahan et al. (2017): with two shards most clients see two labels.
+    """
+    _enough(len(labels), clients * per_client)
+    rng = np.random.default_rng(seed)
+    cuts = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
+    deal = rng.permutation(len(cuts)).reshape(clients, per_client)
+    return [np.concatenate([cuts[shard] for shard in hand]) for hand in deal]
+
+
+def dirichlet(
+    labels: np.ndarray, clients: int, alpha: float = 0.5, minimum: int = 2, seed: int = 0
+) -> Rows:
+    """Return clients whose label shares are drawn from a Dirichlet distribution.
+
+    Hsu et al. (2019): every label's samples are dealt in proportions ~ Dir(alpha); a small alpha
+    gives clients of few labels and unequal sizes. Drawn again until everyone has `minimum` samples.
+    """
+    _enough(len(labels), clients * minimum)
+    if alpha <= 0:
+        raise UserError(f"The Dirichlet alpha must be positive, got {alpha}.")
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        rows = _dirichlet_once(labels, clients, alpha, rng)
+        if min(map(len, rows)) >= minimum:
+            return rows
+    raise UserError(
+        f"No Dirichlet draw with alpha={alpha} left {minimum} samples for each of {clients} "
+        "clients: raise alpha or use fewer clients."
+    )
+
+
+def by_user(users: Sequence | np.ndarray) -> Rows:
+    """Return one client per distinct user id, in the order of the sorted ids.
+
+    Example:
+        >>> [rows.tolist() for rows in by_user(["ann", "bob", "ann"])]
+        [[0, 2], [1]]
+    """
+    _, owner = np.unique(np.asarray(users), return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
+
+
+def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
+    """Return every client's rows parted at random into (lower, upper), at least one in each.
+
+    Args:
+        parts: each client's rows.
+        upper: the share that goes to the upper part.
+        seed: of the random order.
+
+    Returns:
+        The lower rows and the upper rows, client by client.
+    """
+    if not 0 < upper < 1:
+        raise UserError(f"The upper share must lie between 0 and 1, got {upper}.")
+    if min(map(len, parts)) < 2:
+        raise UserError("Every client needs two samples, one for each level: use fewer clients.")
+    rng = np.random.default_rng(seed)
+    mixed = [rng.permutation(part) for part in parts]
+    cuts = [int(np.clip(round(len(part) * upper), 1, len(part) - 1)) for part in parts]
+    return (
+        [part[cut:] for part, cut in zip(mixed, cuts, strict=True)],
+        [part[:cut] for part, cut in zip(mixed, cuts, strict=True)],
+    )
+
+
+def _dirichlet_once(
+    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
+) -> Rows:
+    """Return one Dirichlet draw."""
+    hands: list[Rows] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, alpha))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+        for hand, part in zip(hands, np.split(rows, cuts), strict=True):
+            hand.append(part)
+    return [np.concatenate(hand) for hand in hands]
+
+
+def _enough(samples: int, needed: int) -> None:
+    """Raise unless there is a sample for every place."""
+    if needed < 1 or samples < needed:
+        raise UserError(f"{samples} samples cannot fill {needed} places: use fewer clients.")

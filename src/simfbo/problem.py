@@ -1,0 +1,155 @@
+"""The bilevel problem and its derivative products.
+
+    min_x  sum_i p_i f_i(x, y*(x))    s.t.    y*(x) = argmin_y  sum_i p_i g_i(x, y)
+
+A user writes the two losses; everything else is derived here with JAX products. No Hessian is
+ever formed. The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Loss = Callable[[PyTree, PyTree, PyTree], jax.Array]
+
+
+class BilevelProblem(NamedTuple):
+    """Two losses `f(x, y, batch)` and `g(x, y, batch)`: pytrees in, a scalar out.
+
+    Both are means over the samples of the batch, plus terms that no sample enters. `lower` should
+    be strongly convex in y: add `lambda/2 ||y||^2` to it.
+
+    Attributes:
+        upper: f, what x is chosen for, on the clients' upper (validation) data.
+        lower: g, what y minimises for a given x, on the clients' lower (training) data.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ridge = BilevelProblem(
+        ...     upper=lambda x, y, batch: jnp.mean((batch[0] @ y - batch[1]) ** 2),
+        ...     lower=lambda x, y, batch: jnp.mean((batch[0] @ y - batch[1]) ** 2)
+        ...     + jnp.sum(jnp.exp(x) * y**2),
+        ... )
+    """
+
+    upper: Loss
+    lower: Loss
+
+
+class Point(NamedTuple):
+    """A value for each of the three variables: an iterate, a direction or a change."""
+
+    x: PyTree
+    y: PyTree
+    v: PyTree
+
+
+class Weighted(NamedTuple):
+    """A batch whose samples count with the given weights (they sum to one).
+
+    It makes full batches exact where clients hold unequal numbers of samples: padding weighs zero.
+    """
+
+    samples: PyTree
+    weights: jax.Array
+
+
+def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
+    """Return `loss(x, y, batch)`; for a `Weighted` batch, the weighted mean over its samples."""
+    if not isinstance(batch, Weighted):
+        return loss(x, y, batch)
+    singles = jax.tree.map(lambda a: a[:, None], batch.samples)
+    return batch.weights @ jax.vmap(lambda one: loss(x, y, one))(singles)
+
+
+def grad_upper(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> tuple:
+    """Return (grad_x f, grad_y f)."""
+    return jax.grad(lambda x, y: evaluate(problem.upper, x, y, batch), (0, 1))(x, y)
+
+
+def grad_upper_x(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> PyTree:
+    """Return grad_x f(x, y)."""
+    return jax.grad(lambda x: evaluate(problem.upper, x, y, batch))(x)
+
+
+def grad_upper_y(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> PyTree:
+    """Return grad_y f(x, y)."""
+    return jax.grad(lambda y: evaluate(problem.upper, x, y, batch))(y)
+
+
+def grad_lower_y(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> PyTree:
+    """Return grad_y g(x, y)."""
+    return jax.grad(lambda y: evaluate(problem.lower, x, y, batch))(y)
+
+
+def slope(problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, batch: PyTree) -> jax.Array:
+    """Return <grad_y g(x, y), v>, by one forward pass.
+
+    Its gradient, taken in reverse, holds both second-order products: grad^2_yy g v towards y and
+    grad^2_xy g v towards x.
+    """
+    return jax.jvp(lambda y: evaluate(problem.lower, x, y, batch), (y,), (v,))[1]
+
+
+def hvp(problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, batch: PyTree) -> PyTree:
+    """Return grad^2_yy g(x, y) v, of y's shape."""
+    return jax.grad(lambda y: slope(problem, x, y, v, batch))(y)
+
+
+def mixed(problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, batch: PyTree) -> PyTree:
+    """Return grad^2_xy g(x, y) v, of x's shape."""
+    return jax.grad(lambda x: slope(problem, x, y, v, batch))(x)
+
+
+def residual(
+    problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, lower: PyTree, upper: PyTree
+) -> jax.Array:
+    """Return <grad_y g, v> - f, whose gradient is (-d_x, d_v) at fixed v."""
+    return slope(problem, x, y, v, lower) - evaluate(problem.upper, x, y, upper)
+
+
+def directions(
+    problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, lower: PyTree, upper: PyTree
+) -> Point:
+    """Return SimFBO's three directions from one shared second-order pass.
+
+        d_y = grad_y g,   d_v = grad^2_yy g v - grad_y f,   d_x = grad_x f - grad^2_xy g v
+
+    Yang, Xiao, Ji (2023), equation (6), with one lower batch (zeta) and one upper batch (xi).
+
+    Args:
+        problem: the two losses.
+        x, y, v: the iterates.
+        lower: batch of the lower data.
+        upper: batch of the upper data.
+
+    Returns:
+        The directions, to be subtracted, as a `Point`.
+    """
+    down_x, d_v = jax.grad(
+        lambda x, y: residual(problem, x, y, v, lower, upper), argnums=(0, 1)
+    )(x, y)
+    return Point(jax.tree.map(jnp.negative, down_x), grad_lower_y(problem, x, y, lower), d_v)
+
+
+def independent_directions(
+    problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, zeta: PyTree, psi: tuple, xi: tuple
+) -> Point:
+    """Return the three directions, each from batches of its own, as the paper writes them.
+
+    Args:
+        problem: the two losses.
+        x, y, v: the iterates.
+        zeta: lower batch for d_y.
+        psi: (lower, upper) batches for d_v.
+        xi: (lower, upper) batches for d_x.
+
+    Returns:
+        The directions, to be subtracted, as a `Point`.
+    """
+    d_v = jax.grad(lambda y: residual(problem, x, y, v, *psi))(y)
+    d_x = jax.grad(lambda x: -residual(problem, x, y, v, *xi))(x)
+    return Point(d_x, grad_lower_y(problem, x, y, zeta), d_v)

@@ -1,0 +1,107 @@
+"""Hyper-representation learning: clients share a representation x; a linear head y sits on it.
+
+    f_i = cross-entropy on client i's validation images,
+    g_i = cross-entropy on its training images + lambda/2 ||y||^2
+
+The experiment of Yang, Xiao, Ji (2023), Section 6; the split into two levels follows FedNest.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from simfbo import trees
+from simfbo.data import federate
+from simfbo.datasets import ImageData
+from simfbo.partition import Rows, halve
+from simfbo.problem import BilevelProblem, Loss, PyTree
+from simfbo.tasks.models import Linear, Model, mlp
+from simfbo.tasks.task import Task
+
+_CHUNK = 2000
+_TRAIN_SAMPLE = 10_000
+
+
+def hyper_representation(
+    images: ImageData,
+    parts: Rows,
+    *,
+    model: Model | None = None,
+    upper_share: float = 0.5,
+    batch_size: int | None = 64,
+    regularisation: float = 1e-3,
+    seed: int = 0,
+) -> Task:
+    """Return the task of learning a representation across clients.
+
+    Args:
+        images: a data set from `simfbo.datasets.load`.
+        parts: each client's rows of the training images, from `simfbo.partition`.
+        model: the network; by default a perceptron with 200 hidden units.
+        upper_share: share of each client's images that the upper loss sees.
+        batch_size: images in a minibatch of either level.
+        regularisation: lambda, which makes g strongly convex in y.
+        seed: of the initial weights and of the split into levels.
+
+    Returns:
+        The task; its metrics are accuracy and loss on the test images and accuracy on (up to 10,000
+        of) the training images.
+    """
+    pixels, labels = images.train_images, images.train_labels
+    classes = int(labels.max()) + 1
+    model = model or mlp(int(np.prod(pixels.shape[1:])), 200, classes)
+    lower, upper = halve(parts, upper_share, seed)
+    data = federate((pixels, labels), lower, upper, batch_size=batch_size)
+    x0, y0 = model.init(jax.random.key(seed))
+    problem = BilevelProblem(cross_entropy(model), regularised(cross_entropy(model), regularisation))
+    evaluate = evaluator(model, images)
+    return Task("hyper-representation", problem, data, x0, y0, evaluate, "test_accuracy")
+
+
+def cross_entropy(model: Model) -> Loss:
+    """Return the mean cross-entropy of the model on a batch (images, labels)."""
+
+    def loss(x: PyTree, y: Linear, batch: PyTree) -> jax.Array:
+        images, labels = batch
+        logits = model.logits(x, y, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return loss
+
+
+def regularised(loss: Loss, weight: float) -> Loss:
+    """Return `loss + weight/2 ||y||^2`."""
+    return lambda x, y, batch: loss(x, y, batch) + 0.5 * weight * trees.squared_norm(y)
+
+
+def evaluator(model: Model, images: ImageData) -> Callable[[Any], dict[str, float]]:
+    """Return the function (state) -> accuracies and test loss."""
+    every = max(1, len(images.train_labels) // _TRAIN_SAMPLE)
+    train = images.train_images[::every], images.train_labels[::every]
+    test = images.test_images, images.test_labels
+
+    @jax.jit
+    def totals(x: PyTree, y: Linear, batch: tuple) -> tuple[jax.Array, jax.Array]:
+        logits = model.logits(x, y, batch[0])
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
+        return (logits.argmax(-1) == batch[1]).sum(), loss.sum()
+
+    def means(state: Any, part: tuple) -> tuple[float, float]:
+        cuts = range(0, len(part[1]), _CHUNK)
+        sums = [totals(state.x, state.y, tuple(a[i : i + _CHUNK] for a in part)) for i in cuts]
+        correct, loss = map(sum, zip(*sums, strict=True))
+        return float(correct) / len(part[1]), float(loss) / len(part[1])
+
+    def evaluate(state: Any) -> dict[str, float]:
+        accuracy, loss = means(state, test)
+        return {
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "train_accuracy": means(state, train)[0],
+        }
+
+    return evaluate

@@ -1,0 +1,43 @@
+"""Arithmetic on pytrees that keeps every leaf's dtype."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from simfbo.problem import PyTree
+
+
+def zeros_like(tree: PyTree) -> Any:
+    """Return zeros of the tree's shapes and dtypes; the tree may be abstract."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+
+
+def scale(factor: Any, tree: PyTree) -> Any:
+    """Return factor * tree."""
+    return jax.tree.map(lambda a: jnp.asarray(factor, a.dtype) * a, tree)
+
+
+def add_scaled(base: PyTree, factor: Any, tree: PyTree) -> Any:
+    """Return base + factor * tree."""
+    return jax.tree.map(lambda b, a: b + jnp.asarray(factor, b.dtype) * a, base, tree)
+
+
+def add(a: PyTree, b: PyTree) -> Any:
+    """Return a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> Any:
+    """Return a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def dot(a: PyTree, b: PyTree) -> jax.Array:
+    """Return <a, b>."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+
+def squared_norm(tree: PyTree) -> jax.Array:
+    """Return ||tree||^2."""
+    return dot(tree, tree)
