@@ -162,9 +162,7 @@ def client_drift(
     federation = SimulatedFederation(data, local_work=local_work)
     start = Point(state.x, state.y, state.v)
     mean, square = federation.aggregate(moves, start, federation.cohort(key), key)
-    spread = [
-        max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)
-    ]
+    spread = [max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)]
     return dict(zip(Point._fields, spread, strict=True))
 
 

@@ -39,7 +39,7 @@ class Algorithm(NamedTuple):
         init: (x0, y0) -> state; a state has at least the fields x and y.
         round: (state, federation, key) -> state, one iteration.
         works: every client work that `round` hands to the federation.
-        biases: laws of `simfbo.checks` that the method breaks by construction, each with a sentence.
+        biases: laws of `simfbo.checks` that it breaks by construction, each with a sentence.
     """
 
     name: str

@@ -79,7 +79,7 @@ class Writer:
             directory.mkdir(parents=True, exist_ok=True)
             if (directory / FILE).exists():
                 raise UserError(f"{directory} already holds a run: choose another output folder.")
-            self._file = open(directory / FILE, "a", encoding="utf-8")
+            self._file = (directory / FILE).open("a", encoding="utf-8")
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
         """Append one line and flush it."""

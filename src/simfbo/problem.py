@@ -122,16 +122,18 @@ def directions(
 
     Args:
         problem: the two losses.
-        x, y, v: the iterates.
+        x: the upper iterate.
+        y: the lower iterate.
+        v: the iterate of the linear system.
         lower: batch of the lower data.
         upper: batch of the upper data.
 
     Returns:
         The directions, to be subtracted, as a `Point`.
     """
-    down_x, d_v = jax.grad(
-        lambda x, y: residual(problem, x, y, v, lower, upper), argnums=(0, 1)
-    )(x, y)
+    down_x, d_v = jax.grad(lambda x, y: residual(problem, x, y, v, lower, upper), argnums=(0, 1))(
+        x, y
+    )
     return Point(jax.tree.map(jnp.negative, down_x), grad_lower_y(problem, x, y, lower), d_v)
 
 
@@ -142,7 +144,9 @@ def independent_directions(
 
     Args:
         problem: the two losses.
-        x, y, v: the iterates.
+        x: the upper iterate.
+        y: the lower iterate.
+        v: the iterate of the linear system.
         zeta: lower batch for d_y.
         psi: (lower, upper) batches for d_v.
         xi: (lower, upper) batches for d_x.

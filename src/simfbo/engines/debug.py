@@ -32,8 +32,10 @@ class DebugFederation(Engine):
             client = Client(self.data.client(i), coefs[j], client_key(key, i, repeat))
             message = _reply(work, payload, client)
             weight = cohort.weights[j]
-            total = trees.scale(weight, message) if total is None else trees.add_scaled(
-                total, weight, message
+            total = (
+                trees.scale(weight, message)
+                if total is None
+                else trees.add_scaled(total, weight, message)
             )
         return total
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -19,8 +18,10 @@ from simfbo.data import federate
 from simfbo.datasets import ImageData
 from simfbo.partition import Rows, halve
 from simfbo.problem import BilevelProblem, Loss, PyTree
-from simfbo.tasks.models import Linear, Model, mlp
+from simfbo.tasks.models import Linear, Model, mlp, standardise
 from simfbo.tasks.task import Task
+
+Logits = Callable[[PyTree, Linear, jax.Array], jax.Array]
 
 _CHUNK = 2000
 _TRAIN_SAMPLE = 10_000
@@ -57,18 +58,28 @@ def hyper_representation(
     lower, upper = halve(parts, upper_share, seed)
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
     x0, y0 = model.init(jax.random.key(seed))
-    problem = BilevelProblem(cross_entropy(model), regularised(cross_entropy(model), regularisation))
-    evaluate = evaluator(model, images)
+    logits = scores(model, float(pixels.mean()), float(pixels.std()))
+    loss = cross_entropy(logits)
+    problem = BilevelProblem(loss, regularised(loss, regularisation))
+    evaluate = evaluator(logits, images)
     return Task("hyper-representation", problem, data, x0, y0, evaluate, "test_accuracy")
 
 
-def cross_entropy(model: Model) -> Loss:
-    """Return the mean cross-entropy of the model on a batch (images, labels)."""
+def scores(model: Model, mean: float, deviation: float) -> Logits:
+    """Return the function (x, y, images) -> class scores, on standardised pixels."""
+
+    def logits(x: PyTree, y: Linear, images: jax.Array) -> jax.Array:
+        return y(model.features(x, standardise(images, mean, deviation, y.weight.dtype)))
+
+    return logits
+
+
+def cross_entropy(logits: Logits) -> Loss:
+    """Return the mean cross-entropy on a batch (images, labels)."""
 
     def loss(x: PyTree, y: Linear, batch: PyTree) -> jax.Array:
         images, labels = batch
-        logits = model.logits(x, y, images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits(x, y, images), labels).mean()
 
     return loss
 
@@ -78,7 +89,7 @@ def regularised(loss: Loss, weight: float) -> Loss:
     return lambda x, y, batch: loss(x, y, batch) + 0.5 * weight * trees.squared_norm(y)
 
 
-def evaluator(model: Model, images: ImageData) -> Callable[[Any], dict[str, float]]:
+def evaluator(logits: Logits, images: ImageData) -> Callable[[Any], dict[str, float]]:
     """Return the function (state) -> accuracies and test loss."""
     every = max(1, len(images.train_labels) // _TRAIN_SAMPLE)
     train = images.train_images[::every], images.train_labels[::every]
@@ -86,9 +97,9 @@ def evaluator(model: Model, images: ImageData) -> Callable[[Any], dict[str, floa
 
     @jax.jit
     def totals(x: PyTree, y: Linear, batch: tuple) -> tuple[jax.Array, jax.Array]:
-        logits = model.logits(x, y, batch[0])
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
-        return (logits.argmax(-1) == batch[1]).sum(), loss.sum()
+        found = logits(x, y, batch[0])
+        loss = optax.softmax_cross_entropy_with_integer_labels(found, batch[1])
+        return (found.argmax(-1) == batch[1]).sum(), loss.sum()
 
     def means(state: Any, part: tuple) -> tuple[float, float]:
         cuts = range(0, len(part[1]), _CHUNK)

@@ -126,9 +126,7 @@ def random_quadratic(
 
     def hessians(dim: int, low: float) -> np.ndarray:
         base = _symmetric(rng, dim, low, 2 * low)
-        return np.stack(
-            [base + heterogeneity * _symmetric(rng, dim, 0, 1) for _ in range(clients)]
-        )
+        return np.stack([base + heterogeneity * _symmetric(rng, dim, 0, 1) for _ in range(clients)])
 
     return Quadratic(
         A=hessians(dim_y, 1.0),
@@ -197,9 +195,7 @@ def _repeat(value: np.ndarray, samples: int) -> np.ndarray:
     return np.repeat(value[None], samples, axis=0)
 
 
-def _scatter(
-    value: np.ndarray, samples: int, noise: float, rng: np.random.Generator
-) -> np.ndarray:
+def _scatter(value: np.ndarray, samples: int, noise: float, rng: np.random.Generator) -> np.ndarray:
     """Return samples around `value` whose mean is exactly `value`."""
     offsets = rng.normal(size=(samples, *value.shape))
     return value + noise * (offsets - offsets.mean(axis=0))

@@ -1,0 +1,129 @@
+"""From a configuration to the objects of a run."""
+
+from pathlib import Path
+
+import numpy as np
+import optax
+
+from simfbo import datasets, local_work, partition, sampling
+from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+from simfbo.config import (
+    HyperRepresentationConfig,
+    LocalWorkConfig,
+    QuadraticConfig,
+    RunConfig,
+    SamplingConfig,
+    SimFBOConfig,
+    StepsConfig,
+)
+from simfbo.data import FederatedData
+from simfbo.engines import DebugFederation, SimulatedFederation
+from simfbo.errors import UserError
+from simfbo.federation import Algorithm, Engine
+from simfbo.problem import BilevelProblem
+from simfbo.tasks import Task, hyper_representation, quadratic
+from simfbo.tasks.models import Model, cnn, mlp
+
+_OPTIMISERS = {
+    "sgd": optax.sgd,
+    "momentum": lambda step: optax.sgd(step, momentum=0.9),
+    "adam": optax.adam,
+}
+_ALGORITHMS = {"simfbo": simfbo, "shrofbo": shrofbo}
+
+
+def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
+    """Return the task of a configuration, its data loaded."""
+    task = config.task
+    if isinstance(task, QuadraticConfig):
+        return quadratic(**task.model_dump(exclude={"name"}), seed=config.seed)
+    return _hyper_representation(task, config.seed, data_dir)
+
+
+def build_algorithm(config: SimFBOConfig, problem: BilevelProblem) -> Algorithm:
+    """Return the algorithm of a configuration."""
+    rule = _OPTIMISERS[config.server_optimiser]
+    server = config.server or config.local
+    return _ALGORITHMS[config.name](
+        problem,
+        _steps(config.local),
+        Server(y=rule(server.y), v=rule(server.v), x=rule(server.x)),
+        config.radius,
+        config.independent_batches,
+    )
+
+
+def build_federation(config: RunConfig, data: FederatedData) -> Engine:
+    """Return the federation of a configuration."""
+    engine = SimulatedFederation if config.engine == "simulated" else DebugFederation
+    work = _local_work(config.local_work, config.seed)
+    return engine(data, _sampler(config.sampling, data.n), work)
+
+
+def _steps(config: StepsConfig) -> Steps:
+    return Steps(y=config.y, v=config.v, x=config.x)
+
+
+def _sampler(config: SamplingConfig, n: int) -> sampling.Sampler:
+    """Return the sampler; a cohort larger than the federation is refused now, not mid-run."""
+    size = min(10, n) if config.size is None else config.size
+    if config.kind == "everyone":
+        return sampling.everyone()
+    if config.kind == "with-replacement":
+        return sampling.with_replacement(size)
+    if size > n:
+        raise UserError(f"A cohort of {size} cannot be drawn from {n} clients: lower it.")
+    return sampling.without_replacement(size)
+
+
+def _local_work(config: LocalWorkConfig, seed: int) -> local_work.LocalWork:
+    """Return the plan of local steps."""
+    rules = {
+        "sgd": lambda strength: local_work.sgd(),
+        "proximal": local_work.proximal,
+        "momentum": local_work.momentum,
+    }
+    rule = rules[config.optimiser](config.strength)
+    if config.low is not None and config.high is not None:
+        every = config.every_round
+        return local_work.uniform(config.low, config.high, rule, every_round=every, seed=seed)
+    if isinstance(config.tau, list):
+        return local_work.fixed(config.tau, rule)
+    return local_work.constant(config.tau, rule)
+
+
+def _hyper_representation(
+    config: HyperRepresentationConfig, seed: int, data_dir: Path | None
+) -> Task:
+    """Return the image task."""
+    images = datasets.load(config.dataset, data_dir)
+    return hyper_representation(
+        images,
+        _parts(config, images.train_labels, seed),
+        model=_model(config, images),
+        upper_share=config.upper_share,
+        batch_size=config.batch_size,
+        regularisation=config.regularisation,
+        seed=seed,
+    )
+
+
+def _parts(config: HyperRepresentationConfig, labels: np.ndarray, seed: int) -> partition.Rows:
+    """Return each client's rows."""
+    if config.partition == "iid":
+        return partition.iid(len(labels), config.clients, seed)
+    if config.partition == "shards":
+        return partition.shards(labels, config.clients, config.shards_per_client, seed)
+    return partition.dirichlet(labels, config.clients, config.alpha, seed=seed)
+
+
+def _model(config: HyperRepresentationConfig, images: datasets.ImageData) -> Model:
+    """Return the network for these images."""
+    shape = images.train_images.shape
+    if config.model == "mlp":
+        return mlp(int(np.prod(shape[1:])), config.hidden, 10)
+    if shape[1] < 16:
+        raise UserError(
+            "The CNN needs images of at least 16 x 16 pixels: use --set task.model=mlp."
+        )
+    return cnn(shape[1], shape[3] if len(shape) == 4 else 1, 10)

@@ -1,0 +1,208 @@
+"""What the commands do, once their arguments are checked."""
+
+import argparse
+import importlib
+import itertools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from simfbo import checks, datasets, report
+from simfbo.build import build_algorithm, build_federation, build_task
+from simfbo.config import HyperRepresentationConfig, RunConfig
+from simfbo.diagnostics import work_warning
+from simfbo.engines.counting import cost
+from simfbo.errors import UserError
+from simfbo.federation import Engine, Traffic
+from simfbo.history import History
+from simfbo.run import run
+from simfbo.storage import save_variables
+from simfbo.tasks import Task
+
+_OUT = Console(highlight=False, soft_wrap=True)
+
+
+def train(config: RunConfig, options: argparse.Namespace) -> int:
+    """Run a configuration; write and print what came out."""
+    _cache_compilations()
+    config, task = _load(config, options.data_dir, options.or_digits)
+    federation = build_federation(config, task.data)
+    _warn_of_unequal_work(config, federation)
+    directory = options.output or _fresh(config)
+    history = _watch(config, task, federation, directory, options.quiet)
+    save_variables(directory / "variables.npz", history.state.x, history.state.y)
+    report.save([history], directory)
+    text = report.summary(history)
+    (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
+    _OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
+    return _exit_code(history)
+
+
+def show_cost(config: RunConfig, data_dir: Path | None) -> int:
+    """Print the ledger of one iteration."""
+    config, task = _load(config, data_dir, or_digits=False)
+    algorithm = build_algorithm(config.algorithm, task.problem)
+    ledger = cost(algorithm, build_federation(config, task.data), task.x0, task.y0)
+    table = Table(title=f"One iteration of {algorithm.name} on {config.task.name}")
+    for name in ("work", "rounds", "floats down", "floats up", "down", "up"):
+        table.add_column(name, justify="left" if name == "work" else "right")
+    for name, traffic in [*ledger.by_work.items(), ("in all", ledger.total)]:
+        table.add_row(name, *_cells(traffic))
+    _OUT.print(table)
+    return 0
+
+
+def check(name: str, single_loop: bool) -> int:
+    """Try the laws on the factory at MODULE:FACTORY; return 1 if one is broken."""
+    factory = _import(name)
+    broken = 0
+    laws = checks.LAWS + (checks.SINGLE_LOOP_LAWS if single_loop else ())
+    for law in laws:
+        try:
+            finding = checks.examine(factory, law)
+        except Exception as error:
+            broken += 1
+            _OUT.print(f"FAILED  {law.name}: {type(error).__name__}: {error}", markup=False)
+            continue
+        broken += not finding.passed
+        _OUT.print(f"{'ok    ' if finding.passed else 'BROKEN'}  {checks.describe(finding)}")
+    _OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are broken as declared.")
+    return 1 if broken else 0
+
+
+def show_data(name: str | None, data_dir: Path | None) -> int:
+    """List the data sets, or fetch one."""
+    if name is not None:
+        images = datasets.load(name, data_dir)
+        train_shape, test_count = images.train_images.shape, len(images.test_labels)
+        size = " x ".join(map(str, train_shape[1:]))
+        _OUT.print(f"{name}: {train_shape[0]:,} training and {test_count:,} test images of {size}.")
+        return 0
+    table = Table()
+    for column in ("data set", "here", "where", "licence", "source"):
+        table.add_column(column)
+    for row in datasets.status(data_dir):
+        ready = "yes" if row.ready else f"no: simfbo data {row.name}"
+        table.add_row(row.name, ready, str(row.where), row.licence, row.package)
+    _OUT.print(table)
+    return 0
+
+
+def _load(config: RunConfig, data_dir: Path | None, or_digits: bool) -> tuple[RunConfig, Task]:
+    """Return the task, on digits where its data cannot be had and that is allowed."""
+    try:
+        return config, build_task(config, data_dir)
+    except UserError as error:
+        if not or_digits or not isinstance(config.task, HyperRepresentationConfig):
+            raise
+        wanted = config.task.dataset
+        if wanted == "digits":
+            raise
+        print(f"simfbo: {wanted} is not to be had here, so this runs on digits. ({error})",
+              file=sys.stderr)  # fmt: skip
+    small = config.task.model_copy(update={"dataset": "digits", "model": "mlp", "clients": 20})
+    config = config.model_copy(update={"task": small})
+    return config, build_task(config, data_dir)
+
+
+def _watch(
+    config: RunConfig, task: Task, federation: Engine, directory: Path, quiet: bool
+) -> History:
+    """Return the history of the run, shown as it goes."""
+    algorithm = build_algorithm(config.algorithm, task.problem)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_OUT, transient=True, disable=quiet) as progress:
+        bar = progress.add_task(algorithm.name, total=config.rounds)
+
+        def on_round(t: int, record: dict[str, Any] | None) -> None:
+            progress.update(bar, completed=t)
+            if record is not None and not quiet:
+                progress.update(bar, description=f"{task.metric} {record[task.metric]:.4g}")
+                progress.console.print(_line(record, task.metric))
+
+        return run(
+            algorithm,
+            federation,
+            task.x0,
+            task.y0,
+            rounds=config.rounds,
+            seed=config.seed,
+            evaluate=task.evaluate,
+            every=config.every or max(1, config.rounds // 20),
+            directory=directory,
+            config=config.model_dump(mode="json"),
+            on_round=on_round,
+        )
+
+
+def _line(record: dict[str, Any], metric: str) -> str:
+    """Return one evaluation as a line of text."""
+    sent = report.size(record["bytes_up"] + record["bytes_down"])
+    return (
+        f"round {record['round']:>6,}   {metric.replace('_', ' ')} {record[metric]:<9.4g} "
+        f"sent {sent:>8}   {record['seconds']:7.2f} s"
+    )
+
+
+def _cells(traffic: Traffic) -> list[str]:
+    floats = f"{traffic.floats_down:,}", f"{traffic.floats_up:,}"
+    sizes = report.size(traffic.bytes_down), report.size(traffic.bytes_up)
+    return [str(traffic.rounds), *floats, *sizes]
+
+
+def _exit_code(history: History) -> int:
+    """Return 0 for a finished run, 130 for an interrupted one, 1 for a diverged one."""
+    status = (history.end or {}).get("status")
+    if status == "diverged":
+        print("simfbo: a metric is not finite: try smaller steps, as "
+              "--set algorithm.server.x=0.01, or a radius for v.", file=sys.stderr)  # fmt: skip
+    return {"finished": 0, "interrupted": 130}.get(str(status), 1)
+
+
+def _warn_of_unequal_work(config: RunConfig, federation: Engine) -> None:
+    """Print the warning where SimFBO meets fixed, unequal local work."""
+    redrawn = config.local_work.every_round
+    if config.algorithm.name != "simfbo" or redrawn:
+        return
+    norms = federation.local_work(jax.random.key(config.seed), federation.n).norm
+    if warning := work_warning(federation.data.p, norms):
+        print(f"simfbo: {warning}.", file=sys.stderr)
+
+
+def _fresh(config: RunConfig) -> Path:
+    """Return a folder under runs/ that does not exist yet."""
+    data = [getattr(config.task, "dataset", None), getattr(config.task, "partition", None)]
+    parts = [config.task.name, *filter(None, data), config.algorithm.name, f"seed{config.seed}"]
+    base = Path("runs") / "-".join(parts)
+    others = (base.with_name(f"{base.name}-{i}") for i in itertools.count(2))
+    return next(path for path in itertools.chain([base], others) if not path.exists())
+
+
+def _import(name: str) -> Any:
+    """Return the object at MODULE:NAME."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UserError(f"'{name}' is no factory: write MODULE:FACTORY, as simfbo:shrofbo.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"'{name}' cannot be imported: {error}.") from None
+
+
+def _cache_compilations() -> None:
+    """Keep compiled programs between runs, so that the second starts at once."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(root / "simfbo" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
