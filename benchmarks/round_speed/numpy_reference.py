@@ -3,9 +3,9 @@
 This is the limit the library is measured against: gradients derived by hand, the two batches of a
 step stacked so that the hidden layer costs one product forward and one backward, buffers reused.
 
-With H = relu(X W + b), Z = H Y + c, P = softmax(Z), E = (P - onehot) / B, and a tangent (V, w) of the
-head, S = <grad_y g, v> has the tangent of the logits Z' = H V + w and E' = P * (Z' - <P, Z'>) / B;
-then grad_y S = (H^T E', sum E') + lambda v and grad_H S = E V^T + E' Y^T.
+With H = relu(X W + b), Z = H Y + c, P = softmax(Z), E = (P - onehot) / B and a tangent v = (V, w)
+of the head, the logits have the tangent Z' = H V + w and E the tangent E' = P * (Z' - <P, Z'>) / B.
+Then S = <grad_y g, v> has grad_y S = (H^T E', sum E') + lambda v and grad_H S = E V^T + E' Y^T.
 
 Inside, a bias is the last row of its weight matrix, against a last column of ones in what feeds it.
 """
@@ -61,9 +61,10 @@ def make_round(
 
     def run_round(state: State, cohort_ids: Sequence[int], rng: np.random.Generator) -> State:
         pick = draw or _random_draw(clients_rows, batch_size, rng)
-        start = tuple(np.vstack(part).astype(np.float32) for part in state)
+        x, y, v = (np.vstack(part).astype(np.float32) for part in state)
+        start = (x, y, v)
         totals = tuple(np.zeros_like(part) for part in start)
-        scratch = _Scratch(start[0], 2 * batch_size)
+        scratch = _Scratch(x, 2 * batch_size)
         for client in cohort_ids:
             point = start
             for step in range(int(tau[client])):
@@ -82,7 +83,7 @@ def make_round(
 
 
 class _Scratch:
-    """Buffers for one step, reused: fresh pages for each large array would cost more than filling it."""
+    """Buffers reused by every step: fresh pages would cost more than filling them."""
 
     def __init__(self, x: ndarray, rows: int) -> None:
         self.inputs = np.empty((rows, x.shape[0]), np.float32)
@@ -101,8 +102,8 @@ class _Scratch:
 def _moves(point: Point, scratch: _Scratch, classes: ndarray, sizes: tuple[float, ...]) -> Point:
     """Returns the directions of x, y and v times their step sizes.
 
-    The rows of the batch are the lower images, then the upper ones. x's step size is folded in before
-    the large product, which saves a pass over x.
+    The rows of the batch are the lower images, then the upper ones. x's step size is folded in
+    before the large product, which saves a pass over x.
     """
     x, y, v = point
     half = len(classes) // 2
@@ -114,7 +115,7 @@ def _moves(point: Point, scratch: _Scratch, classes: ndarray, sizes: tuple[float
     errors = probabilities
     errors[np.arange(len(errors)), classes] -= 1
     errors /= half
-    by_head = hidden[:half].T @ np.hstack((errors[:half], tangents))  # grad_y g and grad_y S at once
+    by_head = hidden[:half].T @ np.hstack((errors[:half], tangents))
     d_y = by_head[:, : y.shape[1]] + REGULARISATION * y
     d_v = by_head[:, y.shape[1] :] + REGULARISATION * v - hidden[half:].T @ errors[half:]
     back = _hidden_gradient(scratch, errors, tangents, y, v)

@@ -1,10 +1,12 @@
 """A SimFBO round in plain PyTorch, written the way researchers write it.
 
 A Python loop over the clients and over their local steps; each step builds one graph with
-`torch.autograd.grad(..., create_graph=True)` and differentiates it once more. The lower batch serves
-all products with g and the upper batch all gradients of f. The state goes in and out in the layout
-every implementation of this benchmark shares (dense weights [in, out], kernels [kh, kw, cin, cout],
-features flattened from [h, w, c]); inside, PyTorch's own layout is used.
+`torch.autograd.grad(..., create_graph=True)` and differentiates it once more. The lower batch
+serves all products with g and the upper batch all gradients of f.
+
+The state goes in and out in the layout that every implementation of this benchmark shares (dense
+weights [in, out], kernels [kh, kw, cin, cout], features flattened from [h, w, c]); inside, it is in
+PyTorch's own.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ def _descend(
 def _accumulate(totals: tuple[Params, ...], directions: tuple[Params, ...]) -> None:
     """Adds the directions to the running totals in place."""
     for total, direction in zip(totals, directions, strict=True):
-        torch._foreach_add_(total, direction)
+        for leaf, change in zip(total, direction, strict=True):
+            leaf.add_(change)
 
 
 def _random_draw(clients_rows: Sequence[Rows], batch_size: int, rng: np.random.Generator) -> Draw:
@@ -162,7 +165,7 @@ def _enter(leaves: Sequence) -> Params:
 
 
 def _enter_cnn(leaves: Sequence) -> Params:
-    """Returns the shared layout's x in PyTorch's: kernels OIHW, features flattened from [c, h, w]."""
+    """Returns x in PyTorch's layout: kernels OIHW, features flattened from [c, h, w]."""
     k1, b1, k2, b2, w, *rest = _enter(leaves)
     side = round((len(w) // len(b2)) ** 0.5)
     w = w.reshape(side, side, len(b2), -1).permute(2, 0, 1, 3).reshape(len(w), -1)
@@ -171,7 +174,7 @@ def _enter_cnn(leaves: Sequence) -> Params:
 
 
 def _leave_cnn(leaves: Params) -> Params:
-    """Returns PyTorch's x in the shared layout: the inverse of `_enter_cnn`."""
+    """Returns x in the shared layout: the inverse of `_enter_cnn`."""
     k1, b1, k2, b2, w, *rest = leaves
     side = round((len(w) // len(b2)) ** 0.5)
     w = w.reshape(len(b2), side, side, -1).permute(1, 2, 0, 3).reshape(len(w), -1)

@@ -1,14 +1,13 @@
 """simfbo: federated bilevel optimisation, simulated fast and written once."""
+# ruff: noqa: F403, F405
 
-from simfbo.algorithms import Server, Steps, shrofbo, simfbo
-from simfbo.data import FederatedData, federate, from_clients
-from simfbo.engines import DebugFederation, SimulatedFederation
-from simfbo.engines.counting import cost
-from simfbo.errors import ClientError, UserError
-from simfbo.federation import Algorithm, Client, Federation, Ledger
-from simfbo.history import History
-from simfbo.problem import BilevelProblem, Point
-from simfbo.run import run
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simfbo.api import *
 
 __version__ = "0.1.0"
 
@@ -34,3 +33,21 @@ __all__ = [
     "shrofbo",
     "simfbo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name on first use, so that the command line answers without JAX."""
+    if name not in __all__:
+        raise AttributeError(f"module 'simfbo' has no attribute '{name}'")
+    return getattr(importlib.import_module("simfbo.api"), name)
+
+
+class _Package(ModuleType):
+    """A package in which `simfbo.run` stays the function when its module is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_module = name == "run" and isinstance(value, ModuleType)
+        super().__setattr__(name, value.run if is_module else value)
+
+
+sys.modules[__name__].__class__ = _Package

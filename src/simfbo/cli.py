@@ -165,7 +165,8 @@ def _local_steps(text: str) -> dict[str, Any]:
         taus = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--tau takes 5, 1..10 or 1,2,3; got '{text}'.") from None
-    return {"local_work.tau": taus if len(taus) > 1 else taus[0]}
+    tau = taus if len(taus) > 1 else taus[0]
+    return {"local_work.tau": tau, "local_work.low": None, "local_work.high": None}
 
 
 def _run(options: argparse.Namespace) -> int:

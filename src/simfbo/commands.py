@@ -37,7 +37,8 @@ def train(config: RunConfig, options: argparse.Namespace) -> int:
     directory = options.output or _fresh(config)
     history = _watch(config, task, federation, directory, options.quiet)
     save_variables(directory / "variables.npz", history.state.x, history.state.y)
-    report.save([history], directory)
+    if history.records:
+        report.save([history], directory)
     text = report.summary(history)
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
     _OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
@@ -71,7 +72,9 @@ def check(name: str, single_loop: bool) -> int:
             _OUT.print(f"FAILED  {law.name}: {type(error).__name__}: {error}", markup=False)
             continue
         broken += not finding.passed
-        _OUT.print(f"{'ok    ' if finding.passed else 'BROKEN'}  {checks.describe(finding)}")
+        _OUT.print(
+            f"{'ok    ' if finding.passed else 'BROKEN'}  {checks.describe(finding)}", markup=False
+        )
     _OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are broken as declared.")
     return 1 if broken else 0
 
@@ -191,8 +194,8 @@ def _fresh(config: RunConfig) -> Path:
 
 def _import(name: str) -> Any:
     """Return the object at MODULE:NAME."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
         raise UserError(f"'{name}' is no factory: write MODULE:FACTORY, as simfbo:shrofbo.")
     sys.path.insert(0, os.getcwd())
     try:

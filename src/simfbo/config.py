@@ -71,25 +71,30 @@ TASKS = ("quadratic", "hyper-representation")
 
 
 class StepsConfig(_Strict):
-    """Step sizes for y, v and x."""
+    """Step sizes for y, v and x; left out, they are the paper's."""
 
-    y: Positive
-    v: Positive
-    x: Positive
-
-
-PAPER_STEPS = StepsConfig(y=0.2, v=0.1, x=0.05)
+    y: Positive = 0.2
+    v: Positive = 0.1
+    x: Positive = 0.05
 
 
 class SimFBOConfig(_Strict):
-    """SimFBO and ShroFBO take the same settings."""
+    """SimFBO and ShroFBO take the same settings; left out, a server step is the local one."""
 
     name: Literal["simfbo", "shrofbo"] = "simfbo"
-    local: StepsConfig = PAPER_STEPS
+    local: StepsConfig = StepsConfig()
     server: StepsConfig | None = None
     server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
     radius: Positive | None = 10.0
     independent_batches: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        match values:
+            case {"local": dict() as local, "server": dict() as server}:
+                return {**values, "server": local | server}
+        return values
 
 
 ALGORITHMS = get_args(SimFBOConfig.model_fields["name"].annotation)
@@ -191,12 +196,17 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _sentence(error: ValidationError) -> str:
     """Return the first complaint as one sentence that names the field."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in TASKS]
+    parts = [str(part) for part in first["loc"] if part not in TASKS]
+    place = [part for part in parts if "constrained-int" not in part]
     field = ".".join(place) or "configuration"
     if first["type"] == "extra_forbidden":
         return f"'{field}' is no setting.{_suggestion(place[-1])}"
     if first["type"] == "missing":
         return f"'{field}' is missing from the configuration."
+    if first["type"] == "union_tag_not_found":
+        return f"'{field}.name' is missing from the configuration."
+    if first["type"] == "union_tag_invalid":
+        return f"'{field}.name' is wrong: use {' or '.join(TASKS)}, got {first['input']['name']!r}."
     message = first["msg"].removeprefix("Value error, ")
     return f"'{field}' is wrong: {message[0].lower()}{message[1:]}, got {first['input']!r}."
 

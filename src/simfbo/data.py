@@ -49,7 +49,8 @@ class Split:
         """Return a batch of this client's samples: drawn with replacement by `key`, or all."""
         if self.batch_size is None:
             return self.full(client)
-        picks = jax.random.randint(key, (self.batch_size,), 0, self.count[client])
+        count = self.count[client]
+        picks = jax.random.randint(key, (self.batch_size,), 0, count, count.dtype)
         return self._take(self.start[client] + picks)
 
     def full(self, client: Any) -> PyTree:
@@ -58,7 +59,7 @@ class Split:
         if self.equal:
             return self._take(self.start[client] + slots)
         count = self.count[client]
-        weights = jnp.where(slots < count, 1 / count, 0.0)
+        weights = jnp.where(slots < count, 1 / count.astype(float), 0.0)
         return Weighted(self._take(self.start[client] + jnp.minimum(slots, count - 1)), weights)
 
     def _take(self, places: jax.Array) -> PyTree:
@@ -156,6 +157,8 @@ def from_clients(
         >>> from_clients(lower=parts, upper=parts).p.tolist()
         [0.375, 0.625]
     """
+    if not len(lower) or not len(upper):
+        raise UserError("Give at least one client's lower and upper samples.")
     (lower_all, lower_rows), (upper_all, upper_rows) = _concatenate(lower), _concatenate(upper)
     return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p)
 

@@ -42,7 +42,7 @@ class History:
         file = Path(path) / FILE if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise UserError(f"No run is at {path}: give a folder that `simfbo run` wrote.")
-        lines = [line for line in map(_parse, file.read_text().splitlines()) if line]
+        lines = [line for line in map(_parse, file.read_bytes().splitlines()) if line]
         if not lines or lines[0].pop("kind", None) != "header":
             raise UserError(f"{file} is not a history of simfbo: its first line is no header.")
         history = cls(lines[0])
@@ -104,8 +104,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return one line of a history; None where it is none."""
     try:
-        return json.loads(line)
-    except json.JSONDecodeError:
+        found = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
         return None
+    return found if isinstance(found, dict) and "kind" in found else None

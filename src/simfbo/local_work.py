@@ -59,7 +59,7 @@ def momentum(m: float) -> LocalRule:
 
 def coefficients(steps: Sequence[float]) -> LocalRule:
     """Return the paper's own update: step k has size a_k eta, with the given a_k."""
-    if not steps or min(steps) <= 0:
+    if not len(steps) or min(steps) <= 0:
         raise UserError("Local coefficients must be positive numbers, one per step.")
     return LocalRule(steps=tuple(map(float, steps)))
 

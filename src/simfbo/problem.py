@@ -62,7 +62,8 @@ def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     if not isinstance(batch, Weighted):
         return loss(x, y, batch)
     singles = jax.tree.map(lambda a: a[:, None], batch.samples)
-    return batch.weights @ jax.vmap(lambda one: loss(x, y, one))(singles)
+    losses = jax.vmap(lambda one: loss(x, y, one))(singles)
+    return batch.weights.astype(losses.dtype) @ losses
 
 
 def grad_upper(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> tuple:

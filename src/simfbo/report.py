@@ -43,6 +43,8 @@ def draw(histories: Sequence[History], metric: str | None = None) -> Figure:
     """
     if not histories or not all(history.records for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
+    if metric is None and not metrics(histories[0]):
+        raise UserError("There is nothing to draw: the run had no `evaluate`, so no metric.")
     metric = metric or metrics(histories[0])[0]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)

@@ -120,12 +120,12 @@ def local_steps(
         return Point(*(trees.add_scaled(z, -e, d) for z, e, d in zip(start, steps, q, strict=True)))
 
     def work(start: Point, client: Client) -> Point:
-        coefs, rule = client.coefs, client.coefs.rule
+        coefs, rule, sizes = client.coefs, client.coefs.rule, jnp.asarray(client.coefs.steps)
 
         def step(k: Any, carry: tuple[Point, Any], at: Point) -> tuple[Point, Any]:
             q, speed = carry
             d = draw(problem, at, client, jax.random.fold_in(client.key, k))
-            change = trees.scale(coefs.steps[k], d)
+            change = trees.scale(sizes[k], d)
             if rule.momentum:
                 speed = change = trees.add_scaled(change, rule.momentum, speed)
             kept = q if rule.keep == 1.0 else trees.scale(rule.keep, q)
@@ -192,5 +192,5 @@ def project(v: PyTree, radius: float | None) -> tuple[PyTree, jax.Array]:
     """Return v within the ball of `radius`, and 1 if that moved it, else 0."""
     if radius is None:
         return v, jnp.zeros((), jnp.int32)
-    acted = (optax.global_norm(v) > radius).astype(jnp.int32)
+    acted = (trees.squared_norm(v) > radius**2).astype(jnp.int32)
     return optax.projections.projection_l2_ball(v, radius), acted

@@ -1,0 +1,87 @@
+"""The tasks: sizes, closed forms and that training works."""
+
+import jax
+import numpy as np
+import pytest
+
+from simfbo import SimulatedFederation, Steps, datasets, run, simfbo
+from simfbo.partition import iid
+from simfbo.sampling import without_replacement
+from simfbo.tasks import hyper_representation, quadratic, random_quadratic
+from simfbo.tasks.models import cnn, mlp, standardise
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def test_the_papers_model_sizes():
+    x, y = mlp(784, 200, 10).init(jax.random.key(0))
+    assert (count(x), count(y)) == (157_000, 2_010)
+    x, y = cnn(32, 3, 10).init(jax.random.key(0))
+    assert (count(x), count(y)) == (61_156, 850)
+
+
+def test_weights_start_uniform_within_the_fan_in_bound():
+    x, y = mlp(784, 200, 10).init(jax.random.key(0))
+    for leaf, fan_in in ((x.weight, 784), (x.bias, 784), (y.weight, 200)):
+        bound = fan_in**-0.5
+        assert float(abs(leaf).max()) <= bound
+        assert float(leaf.std()) == pytest.approx(bound / np.sqrt(3), rel=0.1)
+
+
+def test_bytes_are_standardised():
+    images = np.arange(256, dtype=np.uint8)[None]
+    found = standardise(images, 127.5, 50.0, np.dtype("float64"))
+    np.testing.assert_allclose(found[0], (np.arange(256) - 127.5) / 50)
+
+
+@pytest.mark.usefixtures("single_precision")
+def test_training_on_digits_reaches_nine_out_of_ten():
+    images = datasets.load("digits")
+    task = hyper_representation(images, iid(len(images.train_labels), 20), batch_size=32)
+    history = run(
+        simfbo(task.problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0),
+        SimulatedFederation(task.data, without_replacement(10)),
+        task.x0,
+        task.y0,
+        rounds=150,
+        every=150,
+        evaluate=task.evaluate,
+    )
+    first, last = history.records
+    assert first["test_accuracy"] < 0.3
+    assert last["test_accuracy"] > 0.9
+    assert last["train_accuracy"] > 0.9
+    assert last["test_loss"] < first["test_loss"]
+
+
+def test_cnn_scores_ten_classes_and_learns_from_a_step():
+    model = cnn(16, 1, 10)
+    x, y = model.init(jax.random.key(0))
+    images = np.random.default_rng(0).normal(size=(3, 16, 16))
+    assert model.features(x, images).shape == (3, 84)
+    slopes = jax.grad(lambda x: y(model.features(x, images)).sum())(x)
+    assert all(float(abs(leaf).max()) > 0 for leaf in jax.tree.leaves(slopes))
+
+
+def test_heterogeneity_zero_makes_clients_the_same():
+    same, differ = random_quadratic(3, heterogeneity=0.0), random_quadratic(3, heterogeneity=1.0)
+    assert all(np.ptp(values, axis=0).max() == 0 for values in same)
+    assert all(np.ptp(values, axis=0).max() > 0.1 for values in differ)
+    spectra = np.linalg.eigvalsh(differ.A)
+    assert spectra.min() >= 1
+    assert spectra.max() <= 3
+
+
+def test_scatter_leaves_the_full_batch_at_the_closed_form():
+    noisy = quadratic(samples=7, noise=2.0, heterogeneity=0.5)
+    plain = quadratic(heterogeneity=0.5)
+    x, y = np.ones(4), np.ones(5)
+    for i in (0, 9):
+        for a, b in (
+            (noisy.problem.lower(x, y, noisy.data.lower.full(i)),
+             plain.problem.lower(x, y, plain.data.lower.full(i))),
+        ):  # fmt: skip
+            assert float(a) == pytest.approx(float(b), rel=1e-12)
+    assert np.ptp(np.asarray(noisy.data.lower.samples[2])[:7], axis=0).min() > 0.1

@@ -1,0 +1,174 @@
+"""Every law must catch an algorithm that breaks it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simfbo import checks, simfbo, trees
+from simfbo.algorithms.simfbo import split
+from simfbo.checks import LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
+from simfbo.problem import Point
+
+BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS}
+
+
+def with_round(algorithm, change):
+    """Return the algorithm with `change(round, state, federation, key)` for its round."""
+    return algorithm._replace(
+        round=lambda state, federation, key: change(algorithm.round, state, federation, key)
+    )
+
+
+def forgetful(problem, local, server):
+    """Draws from a hidden generator."""
+    rng = np.random.default_rng(0)
+
+    def change(round, state, federation, key):
+        return round(state, federation, jax.random.key(int(rng.integers(1000))))
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def engine_dependent(problem, local, server):
+    """Looks at which engine it runs on."""
+
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
+        seen = 1e-3 * float(type(federation).__name__ == "DebugFederation")
+        return after._replace(x=jax.tree.map(lambda a: a + seen, after.x))
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def talkative(problem, local, server):
+    """Sends something more every second round."""
+    count = []
+
+    def hello(payload, client):
+        return payload
+
+    def change(round, state, federation, key):
+        count.append(1)
+        if len(count) % 2 == 0:
+            federation.aggregate(hello, jnp.ones(3), federation.cohort(key), key)
+        return round(state, federation, key)
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def arrays_only(problem, local, server):
+    """Takes x to be one array."""
+
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
+        return after._replace(x=jax.tree.map(lambda a: a * (1 if a.size > 2 else 0.9), after.x))
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def averages_iterates(problem, local, server):
+    """Sends iterates instead of changes."""
+    base = simfbo(problem, local, server)
+    work = base.works[0]
+
+    def iterate(payload, client):
+        q = work(payload, client)
+        steps = Point(x=server.x, y=server.y, v=server.v)
+        return Point(
+            *(trees.add_scaled(z, -s, d) for z, s, d in zip(payload, steps, q, strict=True))
+        )
+
+    def round(state, federation, key):
+        who, keys = split(key)
+        found = federation.aggregate(
+            iterate, Point(state.x, state.y, state.v), federation.cohort(who), keys
+        )
+        return state._replace(x=found.x, y=found.y, v=found.v)
+
+    return base._replace(round=round, works=(iterate,))
+
+
+def unscaled_weights(problem, local, server):
+    """Adds p_i z_i over the cohort without n/P."""
+
+    def change(round, state, federation, key):
+        federation.__class__.cohort  # noqa: B018
+        original = federation.cohort
+
+        class Wrapped:
+            n, ledger = federation.n, federation.ledger
+            aggregate, mean_norm = federation.aggregate, federation.mean_norm
+
+            @staticmethod
+            def cohort(key):
+                drawn = original(key)
+                return drawn._replace(weights=federation.data.p[drawn.ids])
+
+        return round(state, Wrapped, key)
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def no_implicit_term(problem, local, server):
+    """Holds v at zero."""
+
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
+        return after._replace(v=trees.zeros_like(after.v))
+
+    return with_round(simfbo(problem, local, server), change)
+
+
+def wrong_sign(problem, local, server):
+    """Confuses the sign of v."""
+    return simfbo(problem, local, server._replace(v=-server.v / 10))
+
+
+def unnormalised(problem, local, server):
+    """SimFBO without its declared bias."""
+    return simfbo(problem, local, server)._replace(biases={})
+
+
+def local_steps_on_server(problem, local, server):
+    """Uses eta where gamma belongs."""
+    return simfbo(problem, local, local)
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"),
+    [
+        (forgetful, "repeatable"),
+        (engine_dependent, "engines agree"),
+        (talkative, "ledger is cost"),
+        (arrays_only, "any pytree"),
+        (unscaled_weights, "identical clients"),
+        (averages_iterates, "sends changes"),
+        (no_implicit_term, "finds the solution"),
+        (wrong_sign, "finds the solution"),
+        (unnormalised, "unequal local work"),
+        (no_implicit_term, "centralised SOBA"),
+        (local_steps_on_server, "eta at one step"),
+        (unscaled_weights, "unbiased sampling"),
+        (local_steps_on_server, "linear drift"),
+    ],
+)
+def test_law_catches(factory, name):
+    finding = checks.examine(factory, BY_NAME[name])
+    assert not finding.passed, f"{name} let {factory.__name__} through: {finding.measured}"
+
+
+def test_declared_bias_that_is_none_is_caught():
+    def modest(problem, local, server):
+        return simfbo(problem, local, server)._replace(biases={"any pytree": "it might be biased"})
+
+    finding = checks.examine(modest, BY_NAME["any pytree"])
+    assert not finding.passed
+    assert "a bias is declared (it might be biased) but none was found" in checks.describe(finding)
+
+
+def test_check_algorithm_lists_what_is_broken():
+    laws = [BY_NAME["finds the solution"], BY_NAME["centralised SOBA"]]
+    with pytest.raises(CheckError, match=r"(?s)finds the solution: .*centralised SOBA: "):
+        check_algorithm(no_implicit_term, laws)
+    assert [finding.passed for finding in check_algorithm(simfbo, laws)] == [True, True]
