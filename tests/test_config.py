@@ -143,7 +143,10 @@ def test_every_shortcut_reaches_its_key():
             "'algorithm.local.x' is wrong: input should be a finite number, got inf.",
         ),
         ({"seed": -1}, "'seed' is wrong: input should be greater than or equal to 0, got -1."),
-        ({"local_work.tau": 0}, "'local_work.tau' is wrong: input should be greater than 0, got 0."),
+        (
+            {"local_work.tau": 0},
+            "'local_work.tau' is wrong: input should be greater than 0, got 0.",
+        ),
         ({"local_work.low": 3}, "'local_work' is wrong: give both low and high, got {'low': 3}."),
         ({"local_work.high": 3}, "'local_work' is wrong: give both low and high, got {'high': 3}."),
         (

@@ -130,7 +130,7 @@ def test_a_message_does_not_depend_on_who_else_came(task, work, compiled):
 
 def test_engines_agree(task, work, compiled):
     debug = DebugFederation(task.data, local_work=compiled.local_work)
-    members = cohort(0, 1, 1, 4, weights=np.array([0.3, 0.2, 0.2, 0.7]))
+    members = cohort(0, 1, 1, weights=np.array([0.3, 0.2, 0.7]))
     for engine in (compiled, debug):
         engine.ledger = Ledger()
     fast, slow = (e.aggregate(work, start(task), members, KEY) for e in (compiled, debug))
@@ -160,7 +160,8 @@ def test_every_client_and_every_repeat_has_a_key_of_its_own(task, engine):
 
 def test_repeats_draw_other_minibatches(task, work, compiled):
     first, second = (
-        compiled.aggregate(work, start(task), cohort(1, 1, weights=one), KEY) for one in np.eye(2)
+        compiled.aggregate(work, start(task), cohort(1, 1, 4, weights=np.eye(3)[j]), KEY)
+        for j in range(2)
     )
     assert np.abs(first.y - second.y).max() > 1e-3
 
@@ -277,8 +278,9 @@ def test_debug_names_the_client_and_its_work(numbered):
 
 def test_debug_lets_sentences_for_the_user_through(numbered):
     problem = BilevelProblem(*[fails_for(1, UserError("Do this."))] * 2)
-    with pytest.raises(UserError, match=r"^Do this\.$"):
+    with pytest.raises(UserError) as caught:
         run(simfbo(problem, STEPS), DebugFederation(numbered), np.zeros(1), np.zeros(1), rounds=1)
+    assert str(caught.value) == "Do this."
 
 
 def test_debug_names_the_client_whose_message_is_not_finite(numbered):

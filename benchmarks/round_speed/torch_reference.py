@@ -1,8 +1,9 @@
 """A SimFBO round in plain PyTorch, written the way researchers write it.
 
-A Python loop over the clients and over their local steps; each step builds one graph with
-`torch.autograd.grad(..., create_graph=True)` and differentiates it once more. The lower batch
-serves all products with g and the upper batch all gradients of f.
+A Python loop over the clients and over their local steps; each step builds a graph with
+`torch.autograd.grad(..., create_graph=True)` and differentiates it once more, a call per term of
+the formulas. The lower batch serves all products with g and the upper batch all gradients of f.
+With `merged=True` it uses the library's own trick of one backward pass for all second-order terms.
 
 The state goes in and out in the layout that every implementation of this benchmark shares (dense
 weights [in, out], kernels [kh, kw, cin, cout], features flattened from [h, w, c]); inside, it is in
@@ -39,6 +40,7 @@ def make_round(
     server_steps: tuple[float, float, float] | None = None,
     draw: Draw | None = None,
     channels_last: bool = False,
+    merged: bool = False,
 ) -> Round:
     """Returns a function that runs one SimFBO round (a = 1, equal client weights, no projection).
 
@@ -53,9 +55,12 @@ def make_round(
         server_steps: Server step sizes (y, v, x); the local ones unless given.
         draw: `draw(client, step)` returns the (lower, upper) rows of a batch in place of the rng.
         channels_last: Whether the CNN's images are kept in the channels_last memory format.
+        merged: Whether the second-order terms come from one backward pass, as in the library,
+            instead of one call of `autograd.grad` per term of the formulas.
     """
     pixels, targets = _tensors(model, images, channels_last), torch.as_tensor(labels).long()
     features = {"mlp": _mlp_features, "cnn": _cnn_features}[model]
+    find = _merged_directions if merged else _directions
     enter, leave = (_enter_cnn, _leave_cnn) if model == "cnn" else (_enter, tuple)
 
     def run_round(state: State, cohort_ids: Sequence[int], rng: np.random.Generator) -> State:
@@ -69,7 +74,7 @@ def make_round(
                     (pixels[rows], targets[rows])
                     for rows in map(torch.as_tensor, pick(client, step))
                 )
-                directions = _directions(features, x, y, v, lower, upper)
+                directions = find(features, x, y, v, lower, upper)
                 x, y, v = _descend((x, y, v), directions, steps)
                 _accumulate(totals, directions)
         scaled = tuple(size / len(cohort_ids) for size in server_steps or steps)
@@ -87,17 +92,50 @@ def _directions(
     lower: tuple[Tensor, Tensor],
     upper: tuple[Tensor, Tensor],
 ) -> tuple[Params, Params, Params]:
+    """Returns (d_x, d_y, d_v) of one local step, term by term as the paper writes them."""
+    x = tuple(leaf.detach().requires_grad_() for leaf in x)
+    y = tuple(leaf.detach().requires_grad_() for leaf in y)
+    g = _lower_loss(features, x, y, lower)
+    f = _cross_entropy(features(x, upper[0]), y, upper[1])
+    d_y = torch.autograd.grad(g, y, create_graph=True)
+    hessian_v = torch.autograd.grad(d_y, y, grad_outputs=v, retain_graph=True)
+    cross_v = torch.autograd.grad(d_y, x, grad_outputs=v)
+    grads = torch.autograd.grad(f, x + y)
+    f_x, f_y = grads[: len(x)], grads[len(x) :]
+    d_v = tuple(a - b for a, b in zip(hessian_v, f_y, strict=True))
+    d_x = tuple(a - b for a, b in zip(f_x, cross_v, strict=True))
+    return d_x, tuple(d.detach() for d in d_y), d_v
+
+
+def _merged_directions(
+    features: Callable[[Params, Tensor], Tensor],
+    x: Params,
+    y: Params,
+    v: Params,
+    lower: tuple[Tensor, Tensor],
+    upper: tuple[Tensor, Tensor],
+) -> tuple[Params, Params, Params]:
     """Returns (d_x, d_y, d_v) of one local step, from one graph."""
     x = tuple(leaf.detach().requires_grad_() for leaf in x)
     y = tuple(leaf.detach().requires_grad_() for leaf in y)
-    ridge = sum(leaf.square().sum() for leaf in y)
-    g = _cross_entropy(features(x, lower[0]), y, lower[1]) + REGULARISATION / 2 * ridge
+    g = _lower_loss(features, x, y, lower)
     f = _cross_entropy(features(x, upper[0]), y, upper[1])
     d_y = torch.autograd.grad(g, y, create_graph=True)
     scalar = sum((d * w).sum() for d, w in zip(d_y, v, strict=True)) - f
     grads = torch.autograd.grad(scalar, y + x)
     d_x = tuple(-grad for grad in grads[len(y) :])
     return d_x, tuple(d.detach() for d in d_y), grads[: len(y)]
+
+
+def _lower_loss(
+    features: Callable[[Params, Tensor], Tensor],
+    x: Params,
+    y: Params,
+    batch: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Returns g on a batch."""
+    ridge = sum(leaf.square().sum() for leaf in y)
+    return _cross_entropy(features(x, batch[0]), y, batch[1]) + REGULARISATION / 2 * ridge
 
 
 def _cross_entropy(features: Tensor, y: Params, targets: Tensor) -> Tensor:

@@ -171,16 +171,18 @@ def _local_steps(text: str) -> dict[str, Any]:
 
 def _run(options: argparse.Namespace) -> int:
     """Train as configured."""
+    config = _configuration(options)
     from simfbo.commands import train
 
-    return train(_configuration(options), options)
+    return train(config, options)
 
 
 def _cost(options: argparse.Namespace) -> int:
     """Print what one iteration sends."""
+    config = _configuration(options)
     from simfbo.commands import show_cost
 
-    return show_cost(_configuration(options), options.data_dir)
+    return show_cost(config, options.data_dir)
 
 
 def _check(options: argparse.Namespace) -> int:

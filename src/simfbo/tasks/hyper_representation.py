@@ -99,7 +99,8 @@ def evaluator(logits: Logits, images: ImageData) -> Callable[[Any], dict[str, fl
     def totals(x: PyTree, y: Linear, batch: tuple) -> tuple[jax.Array, jax.Array]:
         found = logits(x, y, batch[0])
         loss = optax.softmax_cross_entropy_with_integer_labels(found, batch[1])
-        return (found.argmax(-1) == batch[1]).sum(), loss.sum()
+        right = found.argmax(-1).astype(batch[1].dtype) == batch[1]
+        return right.sum(), loss.sum()
 
     def means(state: Any, part: tuple) -> tuple[float, float]:
         cuts = range(0, len(part[1]), _CHUNK)

@@ -1,0 +1,501 @@
+"""The command line: files, numbers, sentences and exit codes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simfbo import checks, commands, datasets
+from simfbo.cli import main
+from simfbo.errors import UserError
+from simfbo.history import History
+from simfbo.storage import load_variables
+
+FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
+SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
+RUN = ("run", "quadratic", *SMALL)
+DIGITS = (
+    "run", "hyper-representation", "--clients", "4", "--cohort", "2", "--rounds", "2",
+    "--set", "task.hidden=5", "--set", "task.batch_size=8",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    """Run every test in an empty folder, with tables wide enough to read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "_cache_compilations", lambda: None)
+    monkeypatch.setattr(commands._OUT, "_width", 300)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def simfbo(capsys):
+    """Return a function that calls the command line and returns (code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+# run
+
+
+def test_run_writes_everything_and_never_over_another(simfbo):
+    code, out, err = simfbo(*RUN)
+    assert (code, err) == (0, "")
+    first = Path("runs/quadratic-simfbo-seed0")
+    before = content(first)
+    assert set(before) == FILES
+    history = History.load(first)
+    assert history.end == {"status": "finished"}
+    assert history.column("round") == [0, 1, 2, 3]
+    # Three clients, 4 + 5 + 5 floats of eight bytes, three rounds.
+    assert history.column("bytes_up") == [0, 336, 672, 1008]
+    assert history.header["config"]["task"]["clients"] == 3
+    assert (history.header["algorithm"], history.header["seed"]) == ("SimFBO", 0)
+    summary = before["summary.txt"].decode()
+    assert summary.startswith(
+        "SimFBO on quadratic (3 clients): finished after 3 of 3 iterations.\nResult: grad norm "
+    )
+    assert out.endswith(f"{summary}Figure, page, history and variables are in {first}\n")
+    assert re.findall(r"^round +(\d+)   grad norm squared ", out, re.M) == ["0", "1", "2", "3"]
+    x, y = load_variables(first / "variables.npz", np.zeros(4), np.zeros(5))
+    assert (x.shape, y.shape) == ((4,), (5,))
+    assert np.abs(x).max() > 0
+
+    code, out, err = simfbo(*RUN, "--quiet")
+    assert (code, err) == (0, "")
+    assert "round      1" not in out
+    assert content(first) == before
+    second = Path("runs/quadratic-simfbo-seed0-2")
+    assert set(content(second)) == FILES
+    assert History.load(second).column("x_error") == history.column("x_error")
+
+    code, out, err = simfbo(*RUN, "--output", str(first), "--seed", "5")
+    assert (code, out) == (2, "\n")
+    assert err == f"simfbo: {first} already holds a run: choose another output folder.\n"
+    assert content(first) == before
+
+    code, out, err = simfbo("report", str(first), str(second), "--output", "both")
+    assert (code, err) == (0, "")
+    assert out == "both/figure.png\nboth/figure.svg\nboth/report.html\n"
+    page = Path("both/report.html").read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == ["SimFBO, seed 0"] * 2
+
+    code, _, err = simfbo("report", str(first), "--metric", "loss")
+    assert code == 2
+    assert err.startswith("simfbo: The history holds no 'loss'; it holds round, communication_")
+    assert not Path("report").exists()
+
+
+def test_run_on_digits(simfbo):
+    code, out, err = simfbo(*DIGITS, "--algorithm", "shrofbo", "--output", "here/new")
+    assert (code, err) == (0, "")
+    assert set(content(Path("here/new"))) == FILES
+    history = History.load("here/new")
+    assert list(history.records[-1])[-3:] == ["test_accuracy", "test_loss", "train_accuracy"]
+    # x: 64 x 5 + 5, y and v: 5 x 10 + 10; two clients, two rounds, and one norm each up.
+    assert history.records[-1]["floats_down"] == 2 * 2 * (325 + 120)
+    assert history.records[-1]["floats_up"] == 2 * 2 * (325 + 121)
+    correct = history.records[-1]["test_accuracy"] * 360
+    assert correct == pytest.approx(round(correct))
+    assert out.startswith("round      0   test accuracy ")
+    assert "ShroFBO on hyper-representation (digits, mlp, iid, 4 clients): finished" in out
+
+
+def test_interrupted(simfbo, monkeypatch):
+    watched = commands.run
+
+    def interrupted(*arguments, on_round, **options):
+        def stop(t, record):
+            on_round(t, record)
+            if t == 1:
+                raise KeyboardInterrupt
+
+        return watched(*arguments, on_round=stop, **options)
+
+    monkeypatch.setattr(commands, "run", interrupted)
+    code, _, err = simfbo(*RUN, "--output", "it")
+    assert (code, err) == (130, "")
+    history = History.load("it")
+    assert history.end == {"status": "interrupted"}
+    assert history.column("round") == [0, 1]
+    assert set(content(Path("it"))) == FILES
+    assert "interrupted after 1 of 3 iterations." in Path("it/summary.txt").read_text()
+
+
+def test_interrupted_before_the_first_evaluation(simfbo, monkeypatch):
+    def evaluate(state):
+        raise KeyboardInterrupt
+
+    build = commands.build_task
+    monkeypatch.setattr(
+        commands, "build_task", lambda *given: build(*given)._replace(evaluate=evaluate)
+    )
+    code, out, err = simfbo(*RUN, "--output", "it")
+    assert (code, err) == (130, "")
+    assert "The run ended before its first evaluation." in out
+    assert History.load("it").end == {"status": "interrupted"}
+    assert History.load("it").records == []
+
+
+def test_interrupted_elsewhere(simfbo, monkeypatch):
+    def build(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "build_task", build)
+    assert simfbo(*RUN) == (130, "", "simfbo: interrupted.\n")
+
+
+def subprocess_environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "300"}
+
+
+def test_a_real_ctrl_c(tmp_path):
+    # The handler is set explicitly, since background shells hand down an ignored SIGINT.
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from simfbo.cli import main; sys.exit(main())"
+    )
+    arguments = ("run", "quadratic", "--rounds", "9999999", "--every", "50", "--output", "it",
+                 "--quiet", "--set", "task.clients=2")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=tmp_path,
+        env=subprocess_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    file = tmp_path / "it" / "history.jsonl"
+    try:
+        deadline = time.monotonic() + 60
+        while not (file.exists() and file.read_text().count("\n") > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    assert ": interrupted after " in out
+    history = History.load(tmp_path / "it")
+    assert history.end == {"status": "interrupted"}
+    assert history.column("round")[:3] == [0, 50, 100]
+    assert set(content(tmp_path / "it")) == FILES
+
+
+def test_diverged(simfbo):
+    steps = (
+        "--set",
+        "algorithm.server={x=1e99, y=1e99, v=1e99}",
+        "--set",
+        "algorithm.radius=1e150",
+    )
+    code, out, err = simfbo(*RUN, "--rounds", "50", "--output", "it", *steps)
+    assert code == 1
+    assert err == (
+        "simfbo: a metric is not finite: try smaller steps, as --set algorithm.server.x=0.01, or a "
+        "radius for v.\n"
+    )
+    assert "SimFBO on quadratic (3 clients): diverged after " in out
+    history = History.load("it")
+    assert history.end == {"status": "diverged"}
+    assert not np.isfinite(history.records[-1]["x_error"])
+    assert len(history.records) < 10
+    assert set(content(Path("it"))) == FILES
+
+
+def stop(*given):
+    raise UserError("Stop.")
+
+
+def test_unequal_local_work_is_warned_of(simfbo, monkeypatch):
+    monkeypatch.setattr(commands, "_watch", stop)
+    code, _, err = simfbo(*RUN, "--tau", "1,1,4")
+    assert code == 2
+    assert err == (
+        "simfbo: unequal local work biases SimFBO: use ShroFBO (33% of the weight is misplaced; "
+        "client 2 counts 2 times what it should).\nsimfbo: Stop.\n"
+    )
+    for quiet in (("--tau", "4"), ("--tau", "1,1,4", "--algorithm", "shrofbo")):
+        assert simfbo(*RUN, *quiet)[2] == "simfbo: Stop.\n"
+
+
+def test_or_digits(simfbo, monkeypatch):
+    load = datasets.load
+
+    def unreachable(name, *given):
+        if name != "digits":
+            raise UserError("MNIST could not be fetched (no network?).")
+        return load(name, *given)
+
+    monkeypatch.setattr(datasets, "load", unreachable)
+    watched = []
+    monkeypatch.setattr(commands, "_watch", lambda config, *given: watched.append(config) or stop())
+    wanted = (*DIGITS, "--dataset", "mnist")
+    assert simfbo(*wanted) == (2, "", "simfbo: MNIST could not be fetched (no network?).\n")
+    assert simfbo(*wanted, "--or-digits")[2] == (
+        "simfbo: mnist is not to be had here, so this runs on digits. "
+        "(MNIST could not be fetched (no network?).)\nsimfbo: Stop.\n"
+    )
+    (config,) = watched
+    assert (config.task.dataset, config.task.clients, config.task.hidden) == ("digits", 20, 5)
+
+
+def test_or_digits_hides_no_mistake_on_digits(simfbo):
+    code, _, err = simfbo(*DIGITS, "--or-digits", "--set", "task.model=cnn")
+    assert code == 2
+    assert err == (
+        "simfbo: The CNN needs images of at least 16 x 16 pixels: use --set task.model=mlp.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Name a task: quadratic or hyper-representation; or give --config FILE."),
+        (("--config", "no.toml"), "no.toml cannot be read: No such file or directory."),
+        (
+            ("quadratic", "--set", "task.client=3"),
+            "'task.client' is no setting. Did you mean 'clients'?",
+        ),
+        (("quadratic", "--set", "x"), "'x' is no setting: write KEY=VALUE, as in task.clients=50."),
+        (("quadratic", "--tau", "1,2"), "2 numbers of local steps are given for 10 clients."),
+        (
+            ("quadratic", "--cohort", "11"),
+            "A cohort of 11 cannot be drawn from 10 clients: lower it.",
+        ),
+        (
+            ("hyper-representation", "--clients", "1000"),
+            "Every client needs two samples, one for each level: use fewer clients.",
+        ),
+    ],
+)
+def test_wrong_input(simfbo, arguments, sentence):
+    assert simfbo("run", *arguments) == (2, "", f"simfbo: {sentence}\n")
+    assert not Path("runs").exists()
+
+
+def test_an_error_of_ours_is_one_line(simfbo, monkeypatch):
+    def build(*given):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(commands, "build_task", build)
+    assert simfbo(*RUN) == (
+        1,
+        "",
+        "simfbo: failed: RuntimeError: two lines (set SIMFBO_TRACEBACK=1 to see where).\n",
+    )
+    monkeypatch.setenv("SIMFBO_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="two"):
+        main(RUN)
+
+
+def test_no_command(simfbo):
+    code, out, err = simfbo()
+    assert (code, err) == (2, "")
+    assert out.startswith("usage: simfbo [-h] COMMAND ...")
+
+
+def test_a_flag_that_is_none(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "quadratic", "--rounds", "many"])
+    assert caught.value.code == 2
+    assert "argument --rounds: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_help_is_light(tmp_path):
+    script = (
+        "import contextlib, io, sys\n"
+        "from simfbo.cli import main\n"
+        "for command in ([], ['run'], ['cost'], ['check'], ['data'], ['report']):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout("
+        "io.StringIO()) as o:\n"
+        "        main([*command, '--help'])\n"
+        "    assert o.getvalue().startswith(' '.join(['usage: simfbo', *command]))\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as e:\n"
+        "    assert main(['run', 'quadratic', '--set', 'task.client=3']) == 2\n"
+        "assert 'clients' in e.getvalue()\n"
+        "print(sorted({'jax', 'numpy', 'matplotlib', 'optax'} & set(sys.modules)))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=subprocess_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.stdout, found.stderr, found.returncode) == ("[]\n", "", 0)
+
+
+# cost
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """Return the table's rows by their first cell."""
+    cells = [re.split(r"\s*[│┃]\s*", line.strip(" │┃")) for line in out.splitlines()]
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+def test_cost_on_digits(simfbo):
+    # x: 64 x 200 + 200; y and v: 200 x 10 + 10 each; ten clients.
+    floats = 10 * (64 * 200 + 200 + 2 * (200 * 10 + 10))
+    assert floats == 170_200
+    code, out, err = simfbo("cost", "hyper-representation")
+    assert (code, err) == (0, "")
+    table = rows(out)
+    assert table["work"] == ["rounds", "floats down", "floats up", "down", "up"]
+    assert table["simfbo_step"][:3] == table["in all"][:3] == ["1", "170,200", "170,200"]
+    assert "One iteration of SimFBO on hyper-representation" in out
+    assert not Path("runs").exists()
+
+
+def test_cost_of_shrofbo(simfbo):
+    code, out, _ = simfbo("cost", "quadratic", "--algorithm", "shrofbo", "--cohort", "4")
+    assert code == 0
+    # 4 + 5 + 5 floats down, one more up; eight bytes each under the tests' double precision.
+    assert rows(out)["shrofbo_step"] == ["1", "56", "60", "448 B", "480 B"]
+
+
+# check
+
+CHEAT = """
+from simfbo import simfbo
+
+def cheats(problem, local, server):
+    good = simfbo(problem, local, server)
+    calls = []
+
+    def round(state, federation, key):
+        calls.append(key)
+        if len(calls) % 2:
+            good.round(state, federation, key)
+        return good.round(state, federation, key)
+
+    return good._replace(round=round)
+
+def humble(problem, local, server):
+    return simfbo(problem, local, server)._replace(biases={"ledger is cost": "It [lies]."})
+
+def crashes(problem, local, server):
+    raise ValueError("on purpose")
+"""
+
+
+@pytest.fixture
+def one_law(monkeypatch):
+    law = next(law for law in checks.LAWS if law.name == "ledger is cost")
+    monkeypatch.setattr(checks, "LAWS", (law,))
+    Path("my_factories.py").write_text(CHEAT)
+    monkeypatch.delitem(sys.modules, "my_factories", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("factory", "code", "line"),
+    [
+        (
+            "simfbo:simfbo",
+            0,
+            "ok      ledger is cost: every iteration must send what `cost` says "
+            "(measured 0, limit 0).",
+        ),
+        (
+            "my_factories:humble",
+            1,
+            "BROKEN  ledger is cost: a bias is declared (It [lies].) but none was found "
+            "(measured 0, limit 0).",
+        ),
+        ("my_factories:crashes", 1, "FAILED  ledger is cost: ValueError: on purpose"),
+    ],
+)
+def test_check(simfbo, one_law, factory, code, line):
+    assert simfbo("check", factory) == (
+        code,
+        f"{line}\n{1 - code} of 1 laws hold or are broken as declared.\n",
+        "",
+    )
+
+
+def test_check_finds_a_cheat(simfbo, one_law):
+    code, out, err = simfbo("check", "my_factories:cheats")
+    assert (code, err) == (1, "")
+    assert out.startswith("BROKEN  ledger is cost: every iteration must send what `cost` says (")
+
+
+def test_check_adds_the_single_loop_laws(simfbo, one_law, monkeypatch):
+    law = checks.Law("mine", "it must be small", lambda factory: 0.25, 0.5)
+    monkeypatch.setattr(checks, "SINGLE_LOOP_LAWS", (law,))
+    code, out, _ = simfbo("check", "simfbo:simfbo", "--single-loop")
+    assert code == 0
+    assert "ok      mine: it must be small (measured 0.25, limit 0.5).\n" in out
+    assert out.endswith("2 of 2 laws hold or are broken as declared.\n")
+
+
+@pytest.mark.parametrize(
+    ("factory", "sentence"),
+    [
+        ("simfbo", "'simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
+        (":simfbo", "':simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
+        ("simfbo:", "'simfbo:' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
+        ("no_such:x", "'no_such:x' cannot be imported: No module named 'no_such'."),
+        (
+            "simfbo:x",
+            "'simfbo:x' cannot be imported: module 'simfbo' has no attribute 'x'.",
+        ),
+    ],
+)
+def test_check_what_cannot_be_imported(simfbo, factory, sentence):
+    assert simfbo("check", factory) == (2, "", f"simfbo: {sentence}\n")
+
+
+# data and report
+
+
+def test_data_lists(simfbo):
+    code, out, err = simfbo("data", "--data-dir", "empty")
+    assert (code, err) == (0, "")
+    table = rows(out)
+    assert list(table)[1:] == ["digits", "mnist", "fashion-mnist", "cifar10"]
+    assert table["digits"][:2] == ["yes", "scikit-learn"]
+    assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]
+
+
+def test_data_of_digits(simfbo):
+    assert simfbo("data", "digits") == (
+        0,
+        "digits: 1,437 training and 360 test images of 8 x 8.\n",
+        "",
+    )
+
+
+def test_data_of_an_unknown_name(simfbo):
+    code, out, err = simfbo("data", "mnits")
+    assert (code, out) == (2, "")
+    assert err.startswith("simfbo: There is no dataset 'mnits': use 'mnist'")
+
+
+def test_report_of_nothing(simfbo):
+    assert simfbo("report", "nowhere") == (
+        2,
+        "",
+        "simfbo: No run is at nowhere: give a folder that `simfbo run` wrote.\n",
+    )
