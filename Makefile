@@ -26,7 +26,7 @@ types: setup
 	$(BIN)/basedpyright --level error
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 benchmark-setup: setup  ## PyTorch, for benchmarks/round_speed only
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[benchmark]'

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from simfbo import checks, simfbo, trees
-from simfbo.algorithms.simfbo import split
 from simfbo.checks import LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
 from simfbo.problem import Point
 
@@ -80,10 +79,8 @@ def averages_iterates(problem, local, server):
         )
 
     def round(state, federation, key):
-        who, keys = split(key)
-        found = federation.aggregate(
-            iterate, Point(state.x, state.y, state.v), federation.cohort(who), keys
-        )
+        cohort = federation.cohort(key)
+        found = federation.aggregate(iterate, Point(state.x, state.y, state.v), cohort, key)
         return state._replace(x=found.x, y=found.y, v=found.v)
 
     return base._replace(round=round, works=(iterate,))

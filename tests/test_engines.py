@@ -99,7 +99,7 @@ def test_the_ledger_adds_up_by_work(task, engine):
     assert (one.bytes_down, one.bytes_up) == (3 * 40, 3 * 24)
     assert (two.rounds, two.floats_down, two.floats_up) == (1, 3 * 7, 3 * 7)
     assert (two.bytes_down, two.bytes_up) == (3 * 40, 3 * 28)
-    for name, total in vars(ledger.total).items():
+    for name, total in ledger.total._asdict().items():
         assert total == getattr(one, name) + getattr(two, name)
 
 

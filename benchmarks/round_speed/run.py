@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ CASES = {
     **{
         f"mlp-tau{tau}-threads{threads}": {
             "model": "mlp", "tau": tau, "threads": threads, "implementations": MLP,
-            "rounds": 10 if tau in (1, 5) else 4,
+            "rounds": 40 if tau == 1 else 6,
         }
         for threads in (1, 2)
         for tau in (1, 5, 10, "random")
@@ -43,8 +44,9 @@ CASES = {
 def start(case: dict[str, Any], implementation: str) -> subprocess.Popen:
     """Return a worker pinned to as many cores as the case has threads."""
     threads = case["threads"]
-    wanted = {"clients": 100, "images": 600, "cohort": 10, **case}
-    wanted["implementation"] = implementation
+    warm = 1 + case["rounds"] // 4  # rounds that wake a process up before its turn is timed
+    wanted = {"clients": 100, "images": 600, "pool": 60_000, "cohort": 10, "warm": warm}
+    wanted |= {**case, "implementation": implementation}
     limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = os.environ | dict.fromkeys(limits, str(threads))
     cores = sorted(os.sched_getaffinity(0))[:threads]
@@ -74,6 +76,7 @@ def measure(case: dict[str, Any], blocks: int) -> dict[str, dict[str, float]]:
     peaks = {}
     for block in range(blocks + 1):
         for name, worker in workers.items():
+            time.sleep(0.4)  # OpenMP threads of the one before spin for up to 0.2 s
             times = ask(worker, case["rounds"])
             peaks[name] = times["peak"]
             if block:  # the first block warms up

@@ -100,8 +100,8 @@ def _directions(
     d_y = torch.autograd.grad(g, y, create_graph=True)
     hessian_v = torch.autograd.grad(d_y, y, grad_outputs=v, retain_graph=True)
     cross_v = torch.autograd.grad(d_y, x, grad_outputs=v)
-    grads = torch.autograd.grad(f, x + y)
-    f_x, f_y = grads[: len(x)], grads[len(x) :]
+    f_y = torch.autograd.grad(f, y, retain_graph=True)
+    f_x = torch.autograd.grad(f, x)
     d_v = tuple(a - b for a, b in zip(hessian_v, f_y, strict=True))
     d_x = tuple(a - b for a, b in zip(f_x, cross_v, strict=True))
     return d_x, tuple(d.detach() for d in d_y), d_v

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 STEPS = {"mlp": (0.2, 0.1, 0.05), "cnn": (0.1, 0.05, 0.03)}
-COHORT, BATCH = 10, 64
+BATCH = 64
 
 
-def data(model: str, clients: int, images_per_client: int) -> tuple[np.ndarray, np.ndarray, list]:
+def data(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list]:
     """Return random images (speed does not depend on what they show), labels and clients' rows."""
+    model, clients, images_per_client = case["model"], case["clients"], case["images"]
     rng = np.random.default_rng(0)
     shape = (28, 28) if model == "mlp" else (32, 32, 3)
-    count = min(60_000, clients * images_per_client)
+    count = min(case["pool"], clients * images_per_client)
     images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
     labels = rng.integers(0, 10, count).astype(np.int32)
     deal = np.arange(clients * images_per_client) % count
@@ -58,7 +59,7 @@ def reference(case: dict[str, Any]) -> Callable[[int], Any]:
         import numpy_reference as module
     options = {"torch-channels-last": "channels_last", "torch-merged": "merged"}
     extra = {options[name]: True for name in options if name == case["implementation"]}
-    images, labels, rows = data(case["model"], case["clients"], case["images"])
+    images, labels, rows = data(case)
     shaped = images.reshape(len(images), -1) if case["model"] == "mlp" else images
     step = module.make_round(
         case["model"], shaped, labels, rows, tau=taus(case["tau"], case["clients"]),
@@ -97,7 +98,7 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     from simfbo.tasks import hyper_representation
     from simfbo.tasks.models import cnn, mlp
 
-    images, labels, rows = data(case["model"], case["clients"], case["images"])
+    images, labels, rows = data(case)
     model = mlp(784, 200, 10) if case["model"] == "mlp" else cnn(32, 3, 10)
     bundle = ImageData(images, labels, images[:1], labels[:1], "random")
     task = hyper_representation(bundle, [np.concatenate(pair) for pair in rows], model=model)
@@ -134,6 +135,9 @@ def main() -> None:
 
     for line in sys.stdin:
         walls, cpus = [], []
+        for _ in range(case["warm"]):
+            one(done)
+            done += 1
         for _ in range(int(line)):
             wall, cpu = time.perf_counter(), time.process_time()
             one(done)

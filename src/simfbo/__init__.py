@@ -1,15 +1,32 @@
 """simfbo: federated bilevel optimisation, simulated fast and written once."""
-# ruff: noqa: F403, F405
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simfbo.api import *
+    from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+    from simfbo.data import FederatedData, federate, from_clients
+    from simfbo.engines import DebugFederation, SimulatedFederation
+    from simfbo.engines.counting import cost
+    from simfbo.errors import ClientError, UserError
+    from simfbo.federation import Algorithm, Client, Federation, Ledger
+    from simfbo.history import History
+    from simfbo.problem import BilevelProblem, Point
+    from simfbo.runner import run
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "simfbo.algorithms": ("Server", "Steps", "shrofbo", "simfbo"),
+    "simfbo.data": ("FederatedData", "federate", "from_clients"),
+    "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
+    "simfbo.engines.counting": ("cost",),
+    "simfbo.errors": ("ClientError", "UserError"),
+    "simfbo.federation": ("Algorithm", "Client", "Federation", "Ledger"),
+    "simfbo.history": ("History",),
+    "simfbo.problem": ("BilevelProblem", "Point"),
+    "simfbo.runner": ("run",),
+}
 
 __all__ = [
     "Algorithm",
@@ -37,17 +54,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return a public name on first use, so that the command line answers without JAX."""
-    if name not in __all__:
-        raise AttributeError(f"module 'simfbo' has no attribute '{name}'")
-    return getattr(importlib.import_module("simfbo.api"), name)
-
-
-class _Package(ModuleType):
-    """A package in which `simfbo.run` stays the function when its module is imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_module = name == "run" and isinstance(value, ModuleType)
-        super().__setattr__(name, value.run if is_module else value)
-
-
-sys.modules[__name__].__class__ = _Package
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'simfbo' has no attribute '{name}'")

@@ -21,7 +21,7 @@ from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.federation import Engine, Traffic
 from simfbo.history import History
-from simfbo.run import run
+from simfbo.runner import run
 from simfbo.storage import save_variables
 from simfbo.tasks import Task
 

@@ -83,7 +83,6 @@ class ClientData(NamedTuple):
         return self.upper.batch(self.client, key)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["lower", "upper", "p"], meta_fields=["n"])
 @dataclass(frozen=True)
 class FederatedData:
     """The data of n clients and their weights p_i.

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -49,8 +50,7 @@ class Algorithm(NamedTuple):
     biases: Mapping[str, str] = {}
 
 
-@dataclass
-class Traffic:
+class Traffic(NamedTuple):
     """What was sent: exchanges, floats and bytes, added over clients."""
 
     rounds: int = 0
@@ -59,13 +59,9 @@ class Traffic:
     bytes_down: int = 0
     bytes_up: int = 0
 
-    def add(self, clients: int, down: PyTree, up: PyTree) -> None:
-        """Count one exchange with `clients` clients."""
-        self.rounds += 1
-        self.floats_down += clients * _floats(down)
-        self.floats_up += clients * _floats(up)
-        self.bytes_down += clients * _bytes(down)
-        self.bytes_up += clients * _bytes(up)
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Return both together."""
+        return Traffic(*map(add, self, other))
 
 
 @dataclass
@@ -77,8 +73,12 @@ class Ledger:
 
     def record(self, work: str, clients: int, down: PyTree, up: PyTree) -> None:
         """Count one exchange."""
-        self.total.add(clients, down, up)
-        self.by_work.setdefault(work, Traffic()).add(clients, down, up)
+        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down), _size(up)
+        exchange = Traffic(
+            1, clients * floats_down, clients * floats_up, clients * bytes_down, clients * bytes_up
+        )
+        self.total = self.total.plus(exchange)
+        self.by_work[work] = self.by_work.get(work, Traffic()).plus(exchange)
 
 
 class Federation(Protocol):
@@ -136,7 +136,7 @@ class Engine(ABC):
 
     def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
         """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
-        coefs = self.local_work(key, self.data.n)[cohort.ids]
+        coefs = self.local_work(key, self.data.n, cohort.ids)
         message = self.weighted_sum(work, payload, cohort, coefs, key)
         self.ledger.record(work.__name__, len(cohort.ids), payload, message)
         return message
@@ -163,9 +163,7 @@ def client_key(key: jax.Array, client: Any, occurrence: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
 
 
-def _floats(tree: PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _size(message: PyTree) -> tuple[int, int]:
+    """Return how many numbers and bytes a message holds."""
+    sizes = [(leaf.size, leaf.dtype.itemsize) for leaf in jax.tree.leaves(message)]
+    return sum(size for size, _ in sizes), sum(size * width for size, width in sizes)

@@ -115,9 +115,9 @@ class LocalWork:
                 "steps: give one per step."
             )
 
-    def __call__(self, key: jax.Array, n: int) -> Coefs:
-        """Return the coefficients of all n clients for the round of `key`."""
-        tau = np.asarray(self.draw(key, n), np.int32)
+    def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> Coefs:
+        """Return the coefficients of all n clients, or of some, for the exchange of `key`."""
+        tau = np.asarray(self.draw(key, n), np.int32)[clients]
         steps, norms = _tables(self.rule, self.tau_max)
         return Coefs(tau, steps[tau], norms[tau], self.rule)
 

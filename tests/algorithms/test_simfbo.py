@@ -138,9 +138,7 @@ def test_rho_is_exact_or_the_mean_of_earlier_rounds():
     # The first step uses rho = 1, the second the first cohort's estimate, the third a mean.
     estimates = rho * by_secret / by_known
     assert estimates[0] == pytest.approx(1, rel=1e-6)
-    cohorts = [
-        sampler(jax.random.split(key)[0], P).ids for key in jax.random.split(jax.random.key(5), 3)
-    ]
+    cohorts = [sampler(key, P).ids for key in jax.random.split(jax.random.key(5), 3)]
     own = [2.5 * P[ids] @ known(jax.random.key(0), 5).norm[ids] for ids in cohorts]
     assert estimates[1] == pytest.approx(own[0], rel=1e-6)
     assert estimates[2] == pytest.approx(np.mean(own[:2]), rel=1e-6)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo import trees
-from simfbo.algorithms.simfbo import Server, State, Steps, local_steps, server_side, split
+from simfbo.algorithms.simfbo import Server, State, Steps, local_steps, server_side
 from simfbo.federation import Algorithm, Client, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree
 from simfbo.sampling import Cohort
@@ -75,10 +75,9 @@ def shrofbo(
         return ShroState(init_base(x, y), jnp.zeros(()), jnp.zeros(()))
 
     def round(state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
-        who, work = split(key)
-        cohort = federation.cohort(who)
-        h, norm = federation.aggregate(shrofbo_step, Point(*state.base[:3]), cohort, work)
-        rho = norm if _complete(cohort, federation.n) else federation.mean_norm(work)
+        cohort = federation.cohort(key)
+        h, norm = federation.aggregate(shrofbo_step, Point(*state.base[:3]), cohort, key)
+        rho = norm if _complete(cohort, federation.n) else federation.mean_norm(key)
         return advance(state, h, norm, earlier_mean(state) if rho is None else rho)
 
     @jax.jit

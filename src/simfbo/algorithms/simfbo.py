@@ -93,20 +93,12 @@ def simfbo(
         return steps(payload, client)
 
     def round(state: State, federation: Federation, key: jax.Array) -> State:
-        who, work = split(key)
-        cohort = federation.cohort(who)
-        q = federation.aggregate(simfbo_step, Point(state.x, state.y, state.v), cohort, work)
+        cohort = federation.cohort(key)
+        q = federation.aggregate(simfbo_step, Point(state.x, state.y, state.v), cohort, key)
         return advance(state, q)
 
     bias = "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
     return Algorithm("SimFBO", init, round, (simfbo_step,), {"unequal local work": bias})
-
-
-@jax.jit
-def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return two independent keys."""
-    first, second = jax.random.split(key)
-    return first, second
 
 
 def local_steps(

@@ -1,7 +1,6 @@
 """The runner, its history on disk, and the variables beside it."""
 
 import json
-from dataclasses import asdict
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from simfbo import SimulatedFederation, Steps, simfbo
 from simfbo.errors import UserError
 from simfbo.history import History
-from simfbo.run import run
+from simfbo.runner import run
 from simfbo.sampling import without_replacement
 from simfbo.storage import load_variables, save_variables
 from simfbo.tasks.models import Linear
@@ -52,7 +51,7 @@ def test_records_are_the_ledger():
         assert (record["floats_down"], record["floats_up"]) == (16 * t, 16 * t)
         assert (record["bytes_down"], record["bytes_up"]) == (128 * t, 128 * t)
         assert record["projected"] == 0
-    total = asdict(FEDERATION.ledger.total)
+    total = FEDERATION.ledger.total._asdict()
     last = history.records[-1]
     assert {name: last[name] for name in total if name != "rounds"} == {
         name: value for name, value in total.items() if name != "rounds"

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def _record(
     t: int, federation: Federation, seconds: float, evaluate: Evaluate | None, state: Any
 ) -> dict[str, Any]:
     """Return one line of the history."""
-    sent = asdict(federation.ledger.total)
+    sent = federation.ledger.total._asdict()
     return {
         "round": t,
         "communication_rounds": sent.pop("rounds"),
