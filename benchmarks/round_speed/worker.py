@@ -91,7 +91,7 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     """Return the round of simfbo, as a user writes it: two losses, no flag."""
     import jax
 
-    from simfbo import SimulatedFederation, Steps, federate, simfbo
+    from simfbo import SimulatedFederation, Steps, simfbo
     from simfbo.datasets import ImageData
     from simfbo.local_work import constant, fixed
     from simfbo.sampling import Cohort
@@ -101,9 +101,9 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     images, labels, rows = data(case)
     model = mlp(784, 200, 10) if case["model"] == "mlp" else cnn(32, 3, 10)
     bundle = ImageData(images, labels, images[:1], labels[:1], "random")
-    task = hyper_representation(bundle, [np.concatenate(pair) for pair in rows], model=model)
-    lower, upper = zip(*rows, strict=True)
-    held = federate((images, labels), lower, upper, batch_size=BATCH)
+    task = hyper_representation(
+        bundle, [np.concatenate(pair) for pair in rows], model=model, batch_size=BATCH
+    )
     draw = cohorts(case["clients"], case["cohort"])
     turn = [0]
 
@@ -113,7 +113,7 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
 
     fixed_taus = taus(case["tau"], case["clients"])
     work = fixed(fixed_taus) if case["tau"] == "random" else constant(int(case["tau"]))
-    federation = SimulatedFederation(held, sampler, work)
+    federation = SimulatedFederation(task.data, sampler, work)
     algorithm = simfbo(task.problem, Steps(*STEPS[case["model"]]), radius=10.0)
     box = [algorithm.init(task.x0, task.y0)]
     root, fold = jax.random.key(0), jax.jit(jax.random.fold_in)

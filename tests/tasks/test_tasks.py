@@ -8,6 +8,7 @@ from simfbo import SimulatedFederation, Steps, datasets, run, simfbo
 from simfbo.partition import iid
 from simfbo.sampling import without_replacement
 from simfbo.tasks import hyper_representation, quadratic, random_quadratic
+from simfbo.tasks.hyper_representation import moments
 from simfbo.tasks.models import cnn, mlp, standardise
 
 
@@ -34,6 +35,11 @@ def test_bytes_are_standardised():
     images = np.arange(256, dtype=np.uint8)[None]
     found = standardise(images, 127.5, 50.0, np.dtype("float64"))
     np.testing.assert_allclose(found[0], (np.arange(256) - 127.5) / 50)
+
+
+def test_moments_of_bytes_are_exact():
+    pixels = np.random.default_rng(0).integers(0, 256, (5001, 3, 2), dtype=np.uint8)
+    assert moments(pixels) == pytest.approx((pixels.mean(), pixels.std()), rel=1e-12)
 
 
 @pytest.mark.usefixtures("single_precision")

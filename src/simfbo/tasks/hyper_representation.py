@@ -58,7 +58,7 @@ def hyper_representation(
     lower, upper = halve(parts, upper_share, seed)
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
     x0, y0 = model.init(jax.random.key(seed))
-    logits = scores(model, float(pixels.mean()), float(pixels.std()))
+    logits = scores(model, *moments(pixels))
     loss = cross_entropy(logits)
     problem = BilevelProblem(loss, regularised(loss, regularisation))
     evaluate = evaluator(logits, images)
@@ -72,6 +72,14 @@ def scores(model: Model, mean: float, deviation: float) -> Logits:
         return y(model.features(x, standardise(images, mean, deviation, y.weight.dtype)))
 
     return logits
+
+
+def moments(pixels: np.ndarray) -> tuple[float, float]:
+    """Return mean and standard deviation of bytes, exactly and without a float copy of them."""
+    chunks = (pixels[i : i + _CHUNK] for i in range(0, len(pixels), _CHUNK))
+    counts = sum(np.bincount(chunk.ravel(), minlength=256) for chunk in chunks)
+    mean = np.average(np.arange(256), weights=counts)
+    return float(mean), float(np.sqrt(np.average((np.arange(256) - mean) ** 2, weights=counts)))
 
 
 def cross_entropy(logits: Logits) -> Loss:
