@@ -140,8 +140,8 @@ def test_from_clients_is_federate_of_the_same_rows(unequal):
 
 
 def test_the_data_passes_through_jit(unequal):
-    weights = jax.jit(lambda data, i: data.client(i).lower_batch(jax.random.key(0)).weights)
-    np.testing.assert_allclose(weights(unequal, 1), [1 / 3] * 3 + [0.0] * 4)
+    weights = jax.jit(lambda client: client.lower_batch(jax.random.key(0)).weights)
+    np.testing.assert_allclose(weights(unequal.client(1)), [1 / 3] * 3 + [0.0] * 4)
 
 
 EMPTY = np.zeros(0, int)
@@ -184,3 +184,18 @@ def test_mistakes_are_sentences(make, sentence):
     with pytest.raises(UserError) as caught:
         make()
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("rows", [[0, 4], [-1, 0]])
+def test_rows_beyond_the_data_are_refused(rows):
+    good = [np.array([0, 1])]
+    with pytest.raises(UserError, match="must lie between 0 and 3"):
+        federate(np.arange(4.0), lower=[np.array(rows)], upper=good)
+    with pytest.raises(UserError, match="must lie between 0 and 3"):
+        federate(np.arange(4.0), lower=good, upper=[np.array(rows)])
+
+
+def test_arrays_of_unequal_lengths_are_refused():
+    torn = [(np.ones((3, 2)), np.ones(4))]
+    with pytest.raises(UserError, match=r"one number of samples, got \[3, 4\]"):
+        from_clients(torn, torn)

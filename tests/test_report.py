@@ -213,7 +213,7 @@ def test_the_page_escapes_what_runs_are_called(saved):
     assert "<script" not in page
     assert "<img" not in page
     assert "<b>data" not in page
-    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;, seed 0</h2>" in page
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;</h2>" in page
     assert page.count("<h2>") == page.count("</h2>") == 1
     assert "<th>&lt;img src=x onerror=alert(1)&gt;</th>" in page
 
@@ -222,3 +222,20 @@ def test_cells_of_the_page(saved):
     page = saved[2].read_text()
     row = "<tr><td>1,000</td><td>1 MB</td><td>1 MB</td><td>1.5</td><td>0.5</td></tr>"
     assert row in page
+
+
+def test_labels_say_what_sets_runs_apart():
+    def history(partition, seed):
+        task = {"name": "t", "partition": partition}
+        config = {"task": task, "algorithm": {"name": "simfbo"}, "seed": seed}
+        return History({"algorithm": "SimFBO", "seed": seed, "config": config, "versions": {}})
+
+    assert report.labels([history("iid", 0)]) == ["SimFBO"]
+    assert report.labels([history("iid", 0), history("shards", 0)]) == [
+        "SimFBO, partition iid",
+        "SimFBO, partition shards",
+    ]
+    assert report.labels([history("iid", 0), history("iid", 1)]) == [
+        "SimFBO, seed 0",
+        "SimFBO, seed 1",
+    ]

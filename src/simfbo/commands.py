@@ -31,7 +31,9 @@ _OUT = Console(highlight=False, soft_wrap=True)
 def train(config: RunConfig, options: argparse.Namespace) -> int:
     """Run a configuration; write and print what came out."""
     _cache_compilations()
-    config, task = _load(config, options.data_dir, options.or_digits)
+    if options.or_digits:
+        config = _or_digits(config, options.data_dir)
+    task = build_task(config, options.data_dir)
     federation = build_federation(config, task.data)
     _warn_of_unequal_work(config, federation)
     directory = options.output or _fresh(config)
@@ -47,7 +49,7 @@ def train(config: RunConfig, options: argparse.Namespace) -> int:
 
 def show_cost(config: RunConfig, data_dir: Path | None) -> int:
     """Print the ledger of one iteration."""
-    config, task = _load(config, data_dir, or_digits=False)
+    task = build_task(config, data_dir)
     algorithm = build_algorithm(config.algorithm, task.problem)
     ledger = cost(algorithm, build_federation(config, task.data), task.x0, task.y0)
     table = Table(title=f"One iteration of {algorithm.name} on {config.task.name}")
@@ -97,21 +99,19 @@ def show_data(name: str | None, data_dir: Path | None) -> int:
     return 0
 
 
-def _load(config: RunConfig, data_dir: Path | None, or_digits: bool) -> tuple[RunConfig, Task]:
-    """Return the task, on digits where its data cannot be had and that is allowed."""
+def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
+    """Return the configuration, on digits where its data set cannot be had."""
+    task = config.task
+    if not isinstance(task, HyperRepresentationConfig) or task.dataset == "digits":
+        return config
     try:
-        return config, build_task(config, data_dir)
+        datasets.load(task.dataset, data_dir)
+        return config
     except UserError as error:
-        if not or_digits or not isinstance(config.task, HyperRepresentationConfig):
-            raise
-        wanted = config.task.dataset
-        if wanted == "digits":
-            raise
-        print(f"simfbo: {wanted} is not to be had here, so this runs on digits. ({error})",
+        print(f"simfbo: {task.dataset} is not to be had here, so this runs on digits. ({error})",
               file=sys.stderr)  # fmt: skip
-    small = config.task.model_copy(update={"dataset": "digits", "model": "mlp", "clients": 20})
-    config = config.model_copy(update={"task": small})
-    return config, build_task(config, data_dir)
+    small = task.model_copy(update={"dataset": "digits", "model": "mlp", "clients": 20})
+    return config.model_copy(update={"task": small})
 
 
 def _watch(

@@ -129,6 +129,10 @@ def federate(
         2
     """
     samples = jax.tree.map(jnp.asarray, samples)
+    length = _length(samples)
+    for rows in (*lower, *upper):
+        if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < length:
+            raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
     return _assemble(samples, lower, samples, upper, batch_size, p)
 
 
@@ -210,9 +214,19 @@ def _split(
 def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:
     """Return all clients' samples in one pytree and each client's rows."""
     samples = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    sizes = [len(jax.tree.leaves(part)[0]) for part in parts]
+    sizes = [_length(part) for part in parts]
     ends = np.cumsum(sizes)
     return samples, [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _length(samples: PyTree) -> int:
+    """Return how many samples a pytree of arrays holds, after a check that all leaves agree."""
+    lengths = {len(leaf) for leaf in jax.tree.leaves(samples)}
+    if len(lengths) != 1:
+        raise UserError(
+            f"All arrays of a client must hold one number of samples, got {sorted(lengths)}."
+        )
+    return lengths.pop()
 
 
 def _weights(p: Sequence[float], n: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,29 @@ def metrics(history: History) -> list[str]:
     return [name for name in history.records[-1] if name not in BOOKKEEPING]
 
 
-def label(history: History) -> str:
-    """Return what a run is called in a figure."""
-    return f"{history.header['algorithm']}, seed {history.header['seed']}"
+def labels(histories: Sequence[History]) -> list[str]:
+    """Return what runs are called in a figure: the algorithm, and whatever sets them apart."""
+    flat = [dict(_flatten(history.header)) for history in histories]
+    keys = {key: None for header in flat for key in header if not key.startswith("versions.")}
+    varying = [key for key in keys if len({repr(header.get(key)) for header in flat}) > 1]
+    named = [
+        key for key in varying if key not in ("algorithm", "config.algorithm.name", "config.seed")
+    ]
+    return [
+        ", ".join([header["algorithm"], *(f"{_last(key)} {header.get(key)}" for key in named)])
+        for header in flat
+    ]
 
 
-def draw(histories: Sequence[History], metric: str | None = None) -> Figure:
+def draw(
+    histories: Sequence[History], metric: str | None = None, names: Sequence[str] | None = None
+) -> Figure:
     """Return the figure: the metric against communication rounds, megabytes and seconds.
 
     Args:
         histories: the runs, one line each.
         metric: which; the first run's main one by default.
+        names: what the runs are called; runs of one name share a colour.
 
     Returns:
         A Matplotlib figure.
@@ -48,10 +60,13 @@ def draw(histories: Sequence[History], metric: str | None = None) -> Figure:
     metric = metric or metrics(histories[0])[0]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
-    for history, colour in zip(histories, _cycle(len(histories)), strict=True):
-        values = history.column(metric)
+    names = labels(histories) if names is None else names
+    distinct = list(dict.fromkeys(names))
+    for i, (history, name) in enumerate(zip(histories, names, strict=True)):
+        colour = _COLOURS[distinct.index(name) % len(_COLOURS)]
+        shown = name if name not in names[:i] else None
         for ax, (_, along) in zip(axes, _axes(history), strict=True):
-            ax.plot(along, values, color=colour, lw=1.8, label=label(history))
+            ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
         _style(ax, name)
     axes[0].set_ylabel(metric.replace("_", " "))
@@ -121,12 +136,12 @@ def size(count: int) -> str:
 
 def page(histories: Sequence[History], svg: str) -> str:
     """Return one HTML page that needs nothing else."""
-    runs = "".join(_section(history) for history in histories)
+    runs = "".join(map(_section, histories, labels(histories)))
     drawing = svg[svg.index("<svg") :]
     return _PAGE.replace("{figure}", drawing).replace("{runs}", runs)
 
 
-def _section(history: History) -> str:
+def _section(history: History, name: str) -> str:
     """Return the part of the page on one run."""
     columns = ["round", "bytes_down", "bytes_up", "seconds", *metrics(history)]
     head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
@@ -136,7 +151,7 @@ def _section(history: History) -> str:
     )
     settings = html.escape(json.dumps(history.header, indent=2))
     return (
-        f"<section><h2>{html.escape(label(history))}</h2>"
+        f"<section><h2>{html.escape(name)}</h2>"
         f"<p>{html.escape(summary(history)).replace(chr(10), '<br>')}</p>"
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"<details><summary>Settings, seed and versions</summary><pre>{settings}</pre></details>"
@@ -173,8 +188,17 @@ def _wide(columns: Sequence[Sequence[float]]) -> bool:
     return bool((values > 0).all() and values.max() > 100 * values.min())
 
 
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested dictionaries with their dotted keys."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _last(key: str) -> str:
+    return key.rsplit(".", 1)[-1].replace("_", " ")
 
 
 _PAGE = """<!doctype html>

@@ -35,7 +35,7 @@ def subtract(a: PyTree, b: PyTree) -> Any:
 
 def dot(a: PyTree, b: PyTree) -> jax.Array:
     """Return <a, b>."""
-    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
 
 
 def squared_norm(tree: PyTree) -> jax.Array:

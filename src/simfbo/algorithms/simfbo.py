@@ -184,5 +184,5 @@ def project(v: PyTree, radius: float | None) -> tuple[PyTree, jax.Array]:
     """Return v within the ball of `radius`, and 1 if that moved it, else 0."""
     if radius is None:
         return v, jnp.zeros((), jnp.int32)
-    acted = (trees.squared_norm(v) > radius**2).astype(jnp.int32)
+    acted = (jnp.sqrt(trees.squared_norm(v)) > radius).astype(jnp.int32)
     return optax.projections.projection_l2_ball(v, radius), acted

@@ -1,4 +1,4 @@
-"""The command line: files, numbers, sentences and exit codes."""
+"""`simfbo run`, and what holds for every command: files, numbers, sentences and exit codes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simfbo import checks, commands, datasets
+from simfbo import commands, datasets
 from simfbo.cli import main
 from simfbo.errors import UserError
 from simfbo.history import History
@@ -24,29 +24,6 @@ DIGITS = (
     "run", "hyper-representation", "--clients", "4", "--cohort", "2", "--rounds", "2",
     "--set", "task.hidden=5", "--set", "task.batch_size=8",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def somewhere(tmp_path, monkeypatch):
-    """Run every test in an empty folder, with tables wide enough to read."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "_cache_compilations", lambda: None)
-    monkeypatch.setattr(commands._OUT, "_width", 300)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
-@pytest.fixture
-def simfbo(capsys):
-    """Return a function that calls the command line and returns (code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -96,7 +73,7 @@ def test_run_writes_everything_and_never_over_another(simfbo):
     assert (code, err) == (0, "")
     assert out == "both/figure.png\nboth/figure.svg\nboth/report.html\n"
     page = Path("both/report.html").read_text()
-    assert re.findall("<h2>(.*?)</h2>", page) == ["SimFBO, seed 0"] * 2
+    assert re.findall("<h2>(.*?)</h2>", page) == ["SimFBO"] * 2
 
     code, _, err = simfbo("report", str(first), "--metric", "loss")
     assert code == 2
@@ -345,157 +322,3 @@ def test_help_is_light(tmp_path):
         check=False,
     )
     assert (found.stdout, found.stderr, found.returncode) == ("[]\n", "", 0)
-
-
-# cost
-
-
-def rows(out: str) -> dict[str, list[str]]:
-    """Return the table's rows by their first cell."""
-    cells = [re.split(r"\s*[│┃]\s*", line.strip(" │┃")) for line in out.splitlines()]
-    return {row[0]: row[1:] for row in cells if len(row) > 1}
-
-
-def test_cost_on_digits(simfbo):
-    # x: 64 x 200 + 200; y and v: 200 x 10 + 10 each; ten clients.
-    floats = 10 * (64 * 200 + 200 + 2 * (200 * 10 + 10))
-    assert floats == 170_200
-    code, out, err = simfbo("cost", "hyper-representation")
-    assert (code, err) == (0, "")
-    table = rows(out)
-    assert table["work"] == ["rounds", "floats down", "floats up", "down", "up"]
-    assert table["simfbo_step"][:3] == table["in all"][:3] == ["1", "170,200", "170,200"]
-    assert "One iteration of SimFBO on hyper-representation" in out
-    assert not Path("runs").exists()
-
-
-def test_cost_of_shrofbo(simfbo):
-    code, out, _ = simfbo("cost", "quadratic", "--algorithm", "shrofbo", "--cohort", "4")
-    assert code == 0
-    # 4 + 5 + 5 floats down, one more up; eight bytes each under the tests' double precision.
-    assert rows(out)["shrofbo_step"] == ["1", "56", "60", "448 B", "480 B"]
-
-
-# check
-
-CHEAT = """
-from simfbo import simfbo
-
-def cheats(problem, local, server):
-    good = simfbo(problem, local, server)
-    calls = []
-
-    def round(state, federation, key):
-        calls.append(key)
-        if len(calls) % 2:
-            good.round(state, federation, key)
-        return good.round(state, federation, key)
-
-    return good._replace(round=round)
-
-def humble(problem, local, server):
-    return simfbo(problem, local, server)._replace(biases={"ledger is cost": "It [lies]."})
-
-def crashes(problem, local, server):
-    raise ValueError("on purpose")
-"""
-
-
-@pytest.fixture
-def one_law(monkeypatch):
-    law = next(law for law in checks.LAWS if law.name == "ledger is cost")
-    monkeypatch.setattr(checks, "LAWS", (law,))
-    Path("my_factories.py").write_text(CHEAT)
-    monkeypatch.delitem(sys.modules, "my_factories", raising=False)
-
-
-@pytest.mark.parametrize(
-    ("factory", "code", "line"),
-    [
-        (
-            "simfbo:simfbo",
-            0,
-            "ok      ledger is cost: every iteration must send what `cost` says "
-            "(measured 0, limit 0).",
-        ),
-        (
-            "my_factories:humble",
-            1,
-            "BROKEN  ledger is cost: a bias is declared (It [lies].) but none was found "
-            "(measured 0, limit 0).",
-        ),
-        ("my_factories:crashes", 1, "FAILED  ledger is cost: ValueError: on purpose"),
-    ],
-)
-def test_check(simfbo, one_law, factory, code, line):
-    assert simfbo("check", factory) == (
-        code,
-        f"{line}\n{1 - code} of 1 laws hold or are broken as declared.\n",
-        "",
-    )
-
-
-def test_check_finds_a_cheat(simfbo, one_law):
-    code, out, err = simfbo("check", "my_factories:cheats")
-    assert (code, err) == (1, "")
-    assert out.startswith("BROKEN  ledger is cost: every iteration must send what `cost` says (")
-
-
-def test_check_adds_the_single_loop_laws(simfbo, one_law, monkeypatch):
-    law = checks.Law("mine", "it must be small", lambda factory: 0.25, 0.5)
-    monkeypatch.setattr(checks, "SINGLE_LOOP_LAWS", (law,))
-    code, out, _ = simfbo("check", "simfbo:simfbo", "--single-loop")
-    assert code == 0
-    assert "ok      mine: it must be small (measured 0.25, limit 0.5).\n" in out
-    assert out.endswith("2 of 2 laws hold or are broken as declared.\n")
-
-
-@pytest.mark.parametrize(
-    ("factory", "sentence"),
-    [
-        ("simfbo", "'simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
-        (":simfbo", "':simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
-        ("simfbo:", "'simfbo:' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
-        ("no_such:x", "'no_such:x' cannot be imported: No module named 'no_such'."),
-        (
-            "simfbo:x",
-            "'simfbo:x' cannot be imported: module 'simfbo' has no attribute 'x'.",
-        ),
-    ],
-)
-def test_check_what_cannot_be_imported(simfbo, factory, sentence):
-    assert simfbo("check", factory) == (2, "", f"simfbo: {sentence}\n")
-
-
-# data and report
-
-
-def test_data_lists(simfbo):
-    code, out, err = simfbo("data", "--data-dir", "empty")
-    assert (code, err) == (0, "")
-    table = rows(out)
-    assert list(table)[1:] == ["digits", "mnist", "fashion-mnist", "cifar10"]
-    assert table["digits"][:2] == ["yes", "scikit-learn"]
-    assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]
-
-
-def test_data_of_digits(simfbo):
-    assert simfbo("data", "digits") == (
-        0,
-        "digits: 1,437 training and 360 test images of 8 x 8.\n",
-        "",
-    )
-
-
-def test_data_of_an_unknown_name(simfbo):
-    code, out, err = simfbo("data", "mnits")
-    assert (code, out) == (2, "")
-    assert err.startswith("simfbo: There is no dataset 'mnits': use 'mnist'")
-
-
-def test_report_of_nothing(simfbo):
-    assert simfbo("report", "nowhere") == (
-        2,
-        "",
-        "simfbo: No run is at nowhere: give a folder that `simfbo run` wrote.\n",
-    )
