@@ -107,9 +107,9 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     try:
         datasets.load(task.dataset, data_dir)
         return config
-    except UserError as error:
-        print(f"simfbo: {task.dataset} is not to be had here, so this runs on digits. ({error})",
-              file=sys.stderr)  # fmt: skip
+    except UserError:
+        sentence = f"{task.dataset} could not be fetched (no network?), so this runs on digits."
+        print(f"simfbo: {sentence}", file=sys.stderr)
     small = task.model_copy(update={"dataset": "digits", "model": "mlp", "clients": 20})
     return config.model_copy(update={"task": small})
 

@@ -163,6 +163,8 @@ def _cell(name: str, record: dict[str, Any]) -> str:
     value = record.get(name)
     if name.startswith("bytes"):
         return size(int(value or 0))
+    if name == "seconds":
+        return f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value is not None else ""
 
 

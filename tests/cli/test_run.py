@@ -230,8 +230,7 @@ def test_or_digits(simfbo, monkeypatch):
     wanted = (*DIGITS, "--dataset", "mnist")
     assert simfbo(*wanted) == (2, "", "simfbo: MNIST could not be fetched (no network?).\n")
     assert simfbo(*wanted, "--or-digits")[2] == (
-        "simfbo: mnist is not to be had here, so this runs on digits. "
-        "(MNIST could not be fetched (no network?).)\nsimfbo: Stop.\n"
+        "simfbo: mnist could not be fetched (no network?), so this runs on digits.\nsimfbo: Stop.\n"
     )
     (config,) = watched
     assert (config.task.dataset, config.task.clients, config.task.hidden) == ("digits", 20, 5)

@@ -8,7 +8,7 @@ every small product between them. Measured in docs/explanation-performance.md.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, final
 
 import jax
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo import trees
-from simfbo.data import ClientData, FederatedData
+from simfbo.data import ClientData
 from simfbo.federation import Client, ClientWork, Engine, client_key, occurrences
-from simfbo.local_work import Coefs, LocalWork
+from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
-from simfbo.sampling import Cohort, Sampler
+from simfbo.sampling import Cohort
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 
@@ -35,15 +35,10 @@ class SimulatedFederation(Engine):
         >>> federation = SimulatedFederation(quadratic().data, without_replacement(2))
     """
 
-    def __init__(
-        self,
-        data: FederatedData,
-        sampler: Sampler | None = None,
-        local_work: LocalWork | None = None,
-    ) -> None:
-        """Hold the data; by default everyone takes part, with one local step."""
-        super().__init__(data, sampler, local_work)
-        self._programs: dict[Any, Callable[..., Any]] = {}
+    @cached_property
+    def _programs(self) -> dict[Any, Callable[..., Any]]:
+        """Return the programs compiled so far."""
+        return {}
 
     def weighted_sum(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
