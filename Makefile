@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test setup lint types unit benchmark-setup clean
 
-demo: setup  ## Train SimFBO on MNIST across 100 clients and write runs/demo*
+demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
 
 test: setup lint types unit  ## Everything that CI runs

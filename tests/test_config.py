@@ -216,3 +216,24 @@ def test_an_override_needs_key_and_value(text):
     with pytest.raises(UserError) as caught:
         parse_override(text)
     assert str(caught.value) == f"'{text}' is no setting: write KEY=VALUE, as in task.clients=50."
+
+
+def test_none_and_full_stand_for_what_toml_cannot_say():
+    quadratic = {"task.name": "quadratic"}
+    assert load(None, {**quadratic, "algorithm.radius": "none"}).algorithm.radius is None
+    assert load(None, {**quadratic, "task.batch_size": "full"}).task.batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"local_work.every_round": True}, "every_round needs low and high"),
+        ({"local_work.optimiser": "momentum"}, "need a strength above 0"),
+        ({"local_work.strength": 0.5}, "sgd takes none"),
+        ({"sampling.kind": "everyone", "sampling.size": 3}, "leave size out"),
+        ({"seed": 2**32}, "'seed' is wrong: input should be less than 4294967296"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(keys, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load(None, {"task.name": "quadratic", **keys})

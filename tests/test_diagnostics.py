@@ -97,6 +97,27 @@ def test_lower_problem_without_a_minimum_is_refused():
         diagnostics.solve_lower(flat, data, np.zeros(1), np.zeros(1))
 
 
+def test_concave_lower_problem_is_refused():
+    data = from_clients([np.ones((1, 1))], [np.ones((1, 1))])
+    concave = BilevelProblem(lambda x, y, b: y @ y, lambda x, y, b: x @ y - y @ y)
+    with pytest.raises(UserError, match="strongly convex"):
+        diagnostics.hypergradient(concave, data, np.ones(1), np.ones(1))
+
+
+def test_too_few_newton_steps_are_no_solution():
+    problem, data, x = logistic_problem()
+    with pytest.raises(UserError, match="not found in 1 Newton steps"):
+        diagnostics.solve_lower(problem, data, x, np.ones(3), iterations=1)
+
+
+@pytest.mark.usefixtures("single_precision")
+def test_single_precision_ends_where_rounding_does():
+    problem, data, x = logistic_problem()
+    y = diagnostics.solve_lower(problem, data, x, np.zeros(3, "float32"))
+    lower = diagnostics.pooled(problem.lower, data.lower, data.p)
+    assert float(np.linalg.norm(jax.grad(lower, 1)(x, y))) < 1e-6
+
+
 def drift(heterogeneity, eta, work):
     task = random_quadratic(4, heterogeneity=heterogeneity, seed=2).task()
     start = Point(x=np.ones(4), y=np.ones(5), v=np.ones(5))

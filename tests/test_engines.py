@@ -86,7 +86,7 @@ def test_the_ledger_adds_up_by_work(task, engine):
         return payload["a"]
 
     def pong(payload, client: Client):
-        return (payload["a"], jnp.zeros(4, jnp.int8))
+        return (payload["a"], jnp.zeros(4, jnp.float16))
 
     federation = engine(task.data)
     payload = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.float32)}
@@ -98,7 +98,7 @@ def test_the_ledger_adds_up_by_work(task, engine):
     assert (one.rounds, one.floats_down, one.floats_up) == (2, 3 * 7, 3 * 3)
     assert (one.bytes_down, one.bytes_up) == (3 * 40, 3 * 24)
     assert (two.rounds, two.floats_down, two.floats_up) == (1, 3 * 7, 3 * 7)
-    assert (two.bytes_down, two.bytes_up) == (3 * 40, 3 * 28)
+    assert (two.bytes_down, two.bytes_up) == (3 * 40, 3 * 32)
     for name, total in ledger.total._asdict().items():
         assert total == getattr(one, name) + getattr(two, name)
 
@@ -237,7 +237,7 @@ def test_redrawn_work_depends_on_the_exchange_alone(three):
     federation = SimulatedFederation(three, local_work=uniform(1, 50, every_round=True))
 
     def steps(payload, client: Client):
-        return jnp.asarray(client.coefs.tau)
+        return jnp.asarray(client.coefs.tau).astype(float)
 
     def taus(key):
         return [int(federation.aggregate(steps, KEY, cohort(i), key)) for i in range(3)]
@@ -294,3 +294,36 @@ def test_debug_names_the_client_whose_message_is_not_finite(numbered):
         "Client 3 failed in 'simfbo_step': its message.y is not finite; "
         "smaller step sizes often help."
     )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_messages_of_whole_numbers_are_refused(task, engine):
+    def count(payload, client: Client):
+        return jnp.ones((), jnp.int32)
+
+    with pytest.raises(UserError, match="'count' returns int32 numbers: return floats"):
+        engine(task.data).aggregate(count, jnp.zeros(1), cohort(0, 1), KEY)
+
+
+def test_cohorts_are_sorted_and_never_empty(task):
+    def unsorted(key, p):
+        return Cohort([4, 1, 4], [0.1, 0.2, 0.3])
+
+    drawn = SimulatedFederation(task.data, unsorted).cohort(KEY)
+    assert drawn.ids.tolist() == [1, 4, 4]
+    assert drawn.weights.tolist() == [0.2, 0.1, 0.3]
+    nobody = SimulatedFederation(task.data, lambda key, p: Cohort(np.zeros(0, int), np.zeros(0)))
+    with pytest.raises(UserError, match="The sampler drew nobody"):
+        nobody.cohort(KEY)
+
+
+def test_one_federation_serves_both_precisions(task):
+    def echo(payload, client: Client):
+        return payload * client.coefs.norm.astype(payload.dtype)
+
+    federation = SimulatedFederation(task.data)
+    for wide in (True, False, True):
+        with jax.enable_x64(wide):
+            found = federation.aggregate(echo, jnp.ones(2), federation.cohort(KEY), KEY)
+            assert found.dtype == (jnp.float64 if wide else jnp.float32)
+            np.testing.assert_allclose(found, 1.0, rtol=1e-6)

@@ -220,7 +220,7 @@ def test_the_page_escapes_what_runs_are_called(saved):
 
 def test_cells_of_the_page(saved):
     page = saved[2].read_text()
-    row = "<tr><td>1,000</td><td>1 MB</td><td>1 MB</td><td>1.5</td><td>0.5</td></tr>"
+    row = "<tr><td>1,000</td><td>1 MB</td><td>1 MB</td><td>1.50</td><td>0.5</td></tr>"
     assert row in page
 
 

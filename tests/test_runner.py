@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -284,3 +285,31 @@ def test_saving_replaces_in_one_step(tmp_path):
     save_variables(file, np.zeros(1), np.zeros(1))
     save_variables(file, np.ones(1), np.ones(1))
     assert load_variables(file, np.zeros(1), np.zeros(1)) == (1.0, 1.0)
+
+
+def test_metrics_may_be_jax_numbers_and_must_be_finite(tmp_path):
+    def metrics(value):
+        return lambda state: {"loss": jnp.asarray(value)}
+
+    good = run(ALGORITHM, FEDERATION, TASK.x0, TASK.y0, rounds=2, evaluate=metrics(1.5),
+               directory=tmp_path / "a")  # fmt: skip
+    assert History.load(tmp_path / "a").records[-1]["loss"] == 1.5
+    assert good.end == {"status": "finished"}
+    bad = run(ALGORITHM, FEDERATION, TASK.x0, TASK.y0, rounds=2, evaluate=metrics(np.nan))
+    assert bad.end == {"status": "diverged"}
+
+
+def test_divergence_is_seen_without_metrics():
+    steps = Steps(y=1e6, v=1e6, x=1e6)
+    wild = run(simfbo(TASK.problem, steps), FEDERATION, TASK.x0, TASK.y0, rounds=400, every=100)
+    assert wild.end == {"status": "diverged"}
+
+
+def test_an_interrupted_run_records_where_it_stopped():
+    def stop(t, record):
+        if t == 3:
+            raise KeyboardInterrupt
+
+    cut = run(ALGORITHM, FEDERATION, TASK.x0, TASK.y0, rounds=100, every=50, on_round=stop)
+    assert cut.end == {"status": "interrupted"}
+    assert [record["round"] for record in cut.records] == [0, 3]

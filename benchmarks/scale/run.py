@@ -1,6 +1,6 @@
 """Measure time and memory of a SimFBO round against the number of clients and the cohort.
 
-    python benchmarks/scale/run.py         (about 4 minutes)
+    python benchmarks/scale/run.py         (about 1 minute)
 
 The same worker as benchmarks/round_speed, MNIST perceptron, batch 64, one local step, two threads.
 """

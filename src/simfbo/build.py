@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 
@@ -57,6 +58,7 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     """Return the federation of a configuration."""
     engine = SimulatedFederation if config.engine == "simulated" else DebugFederation
     work = _local_work(config.local_work, config.seed)
+    work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
     return engine(data, _sampler(config.sampling, data.n), work)
 
 

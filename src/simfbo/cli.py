@@ -144,7 +144,7 @@ def _configuration(options: argparse.Namespace) -> settings.RunConfig:
         for flag, key in _SHORTCUTS.items()
         if getattr(options, flag) is not None
     }
-    overrides |= _local_steps(options.tau) if options.tau else {}
+    overrides |= _local_steps(options.tau) if options.tau is not None else {}
     overrides |= dict(map(settings.parse_override, options.set))
     if not options.config and "task.name" not in overrides:
         raise UserError(f"Name a task: {' or '.join(settings.TASKS)}; or give --config FILE.")

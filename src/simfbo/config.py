@@ -10,12 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from simfbo.errors import UserError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+# TOML has no null: "none" and "full" stand for it where a value may be missing.
+Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
 
 
 class _Strict(BaseModel):
@@ -34,7 +44,7 @@ class QuadraticConfig(_Strict):
     heterogeneity: float = Field(1.0, ge=0)
     samples: PositiveInt = 1
     noise: float = Field(0.0, ge=0)
-    batch_size: PositiveInt | None = None
+    batch_size: Annotated[PositiveInt | None, Absent] = None
 
 
 class HyperRepresentationConfig(_Strict):
@@ -53,7 +63,7 @@ class HyperRepresentationConfig(_Strict):
     shards_per_client: PositiveInt = 2
     alpha: Positive = 0.5
     upper_share: Annotated[float, Field(gt=0, lt=1)]
-    batch_size: PositiveInt | None = 64
+    batch_size: Annotated[PositiveInt | None, Absent] = 64
     regularisation: Positive = 1e-3
 
     @model_validator(mode="before")
@@ -85,7 +95,7 @@ class SimFBOConfig(_Strict):
     local: StepsConfig = StepsConfig()
     server: StepsConfig | None = None
     server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
-    radius: Positive | None = 10.0
+    radius: Annotated[Positive | None, Absent] = 10.0
     independent_batches: bool = False
 
     @model_validator(mode="before")
@@ -106,6 +116,12 @@ class SamplingConfig(_Strict):
     kind: Literal["everyone", "without-replacement", "with-replacement"] = "without-replacement"
     size: PositiveInt | None = None
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SamplingConfig":
+        if self.kind == "everyone" and self.size is not None:
+            raise ValueError("everyone takes part, so leave size out")
+        return self
+
 
 class LocalWorkConfig(_Strict):
     """How much each client does: `tau`, or `low` and `high` for a uniform draw."""
@@ -118,11 +134,15 @@ class LocalWorkConfig(_Strict):
     strength: Fraction = 0.0
 
     @model_validator(mode="after")
-    def _both_ends(self) -> "LocalWorkConfig":
+    def _fits_together(self) -> "LocalWorkConfig":
         if (self.low is None) != (self.high is None):
             raise ValueError("give both low and high")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError("low must not exceed high")
+        if self.every_round and self.low is None:
+            raise ValueError("every_round needs low and high to draw between")
+        if (self.optimiser == "sgd") != (self.strength == 0):
+            raise ValueError("proximal and momentum need a strength above 0, sgd takes none")
         return self
 
 
@@ -136,7 +156,7 @@ class RunConfig(_Strict):
     engine: Literal["simulated", "debug"] = "simulated"
     rounds: PositiveInt = 500
     every: PositiveInt | None = None
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
 
 
 def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -216,5 +236,5 @@ def _suggestion(key: str) -> str:
     models = (RunConfig, QuadraticConfig, HyperRepresentationConfig, SimFBOConfig, StepsConfig,
               SamplingConfig, LocalWorkConfig)  # fmt: skip
     known = sorted({name for model in models for name in model.model_fields})
-    close = difflib.get_close_matches(key, known, 1)
+    close = [match for match in difflib.get_close_matches(key, known, 2) if match != key][:1]
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -213,7 +213,7 @@ def _split(
 
 def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:
     """Return all clients' samples in one pytree and each client's rows."""
-    samples = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    samples = jax.tree.map(lambda *arrays: jnp.asarray(np.concatenate(arrays)), *parts)
     sizes = [_length(part) for part in parts]
     ends = np.cumsum(sizes)
     return samples, [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]

@@ -71,12 +71,19 @@ def solve_lower(
     for _ in range(iterations):
         value, gradient = value_and_grad(x, y)
         if trees.squared_norm(gradient) <= tolerance**2:
-            break
-        moved = _backtrack(lower, x, y, value, gradient, newton(x, y, gradient))
+            return y
+        step = newton(x, y, gradient)
+        if not 0 < float(trees.dot(gradient, step)) < np.inf:
+            _require_rounding(value, gradient)
+            return y
+        moved = trees.subtract(y, step)
+        # Near the end G is flat to rounding, and only its gradient still tells.
+        if not _halved(gradient, value_and_grad(x, moved)[1]):
+            moved = _backtrack(lower, x, y, value, gradient, step)
         if moved is None:
-            break
+            return y
         y = moved
-    return y
+    raise UserError(f"y*(x) was not found in {iterations} Newton steps: allow more.")
 
 
 def hypergradient(
@@ -209,13 +216,24 @@ def _backtrack(
 ) -> PyTree | None:
     """Return y moved against `step` so that G falls enough; None where rounding allows no more."""
     expected = float(trees.dot(gradient, step))
-    if not np.isfinite(expected):
-        raise UserError("The lower problem has no minimum here: is g strongly convex in y?")
     for size in 0.5 ** np.arange(30):
         moved = trees.add_scaled(y, -size, step)
-        if float(lower(x, moved)) <= float(value) - 1e-4 * size * expected:
+        fall = float(value) - float(lower(x, moved))
+        if fall > 0 and fall >= 1e-4 * size * expected:
             return moved
     return None
+
+
+def _require_rounding(value: jax.Array, gradient: PyTree) -> None:
+    """Raise unless the gradient is so small that rounding explains a step that leads upwards."""
+    small = jnp.sqrt(jnp.finfo(value.dtype).eps) * (1 + jnp.abs(value))
+    if not trees.squared_norm(gradient) <= small**2:
+        raise UserError("The lower problem has no minimum here: is g strongly convex in y?")
+
+
+def _halved(before: PyTree, after: PyTree) -> bool:
+    """Return whether a gradient's norm fell by half or more."""
+    return bool(4 * trees.squared_norm(after) <= trees.squared_norm(before))
 
 
 def _distance(a: PyTree, b: PyTree) -> float:

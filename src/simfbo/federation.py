@@ -7,9 +7,11 @@ from operator import add
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from simfbo.data import ClientData, FederatedData
+from simfbo.errors import UserError
 from simfbo.local_work import Coefs, LocalWork, constant
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort, Sampler, everyone
@@ -126,7 +128,11 @@ class Engine(ABC):
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Return the clients that take part."""
-        return self.sampler(key, self.data.p)
+        ids, weights = map(np.asarray, self.sampler(key, self.data.p))
+        if not len(ids):
+            raise UserError("The sampler drew nobody: a cohort needs at least one client.")
+        order = np.argsort(ids, kind="stable")
+        return Cohort(ids[order].astype(np.int32), weights[order])
 
     def mean_norm(self, key: jax.Array) -> float | None:
         """Return rho where the server assigns the local work; None otherwise."""
@@ -146,6 +152,18 @@ class Engine(ABC):
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
     ) -> Any:
         """Return the weighted sum of the cohort's messages; `coefs` are those of the cohort."""
+
+
+def as_message(work: ClientWork, reply: PyTree) -> Any:
+    """Return a client's reply as arrays, after a check that it can be weighed and added."""
+    message = jax.tree.map(jnp.asarray, reply)
+    for leaf in jax.tree.leaves(message):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise UserError(
+                f"'{work.__name__}' returns {leaf.dtype} numbers: return floats, which can be "
+                "weighed and added."
+            )
+    return message
 
 
 def occurrences(ids: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ end line that says how the run ended.
 """
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class Writer:
         """Open DIRECTORY/history.jsonl; without a directory nothing is written."""
         self._file: IO[str] | None = None
         if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             if (directory / FILE).exists():
                 raise UserError(f"{directory} already holds a run: choose another output folder.")
             self._file = (directory / FILE).open("a", encoding="utf-8")
@@ -91,6 +92,17 @@ class Writer:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that can be written to, or raise with a sentence."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"{path} cannot be used as a folder to write to: choose another one.")
 
 
 def versions() -> dict[str, str]:

@@ -118,6 +118,8 @@ class LocalWork:
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> Coefs:
         """Return the coefficients of all n clients, or of some, for the exchange of `key`."""
         tau = np.asarray(self.draw(key, n), np.int32)[clients]
+        if tau.min() < 1 or tau.max() > self.tau_max:
+            raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
         steps, norms = _tables(self.rule, self.tau_max)
         return Coefs(tau, steps[tau], norms[tau], self.rule)
 
@@ -156,8 +158,8 @@ def constant(tau: int, rule: LocalRule = LocalRule()) -> LocalWork:
 def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = True) -> LocalWork:
     """Return the plan in which client i takes `taus[i]` steps in every round."""
     table = np.asarray(taus)
-    if table.ndim != 1 or not len(table) or table.min() < 1:
-        raise UserError("Give one number of local steps per client, each at least 1.")
+    if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
+        raise UserError("Give one whole number of local steps per client, each at least 1.")
 
     def draw(key: jax.Array, n: int) -> np.ndarray:
         if n != len(table):
@@ -193,7 +195,7 @@ def uniform(
         raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
 
     def draw(key: jax.Array, n: int) -> np.ndarray:
-        rng = host_rng(key, _PURPOSE) if every_round else np.random.default_rng(seed)
+        rng = host_rng(key, _PURPOSE) if every_round else np.random.default_rng([_PURPOSE, seed])
         return rng.integers(low, high + 1, n)
 
     return LocalWork(draw, high, rule, assigned)

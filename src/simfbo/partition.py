@@ -8,6 +8,9 @@ from simfbo.errors import UserError
 
 Rows = list[np.ndarray]
 
+# Purposes, so that one seed gives independent draws for each; 1 and 2 are the server's.
+_DEAL, _HALVE = 3, 4
+
 
 def iid(samples: int, clients: int, seed: int = 0) -> Rows:
     """Return the samples dealt at random, as evenly as they go.
@@ -17,7 +20,7 @@ def iid(samples: int, clients: int, seed: int = 0) -> Rows:
         [4, 3, 3]
     """
     _enough(samples, clients)
-    return np.array_split(np.random.default_rng(seed).permutation(samples), clients)
+    return np.array_split(np.random.default_rng([_DEAL, seed]).permutation(samples), clients)
 
 
 def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0) -> Rows:
@@ -26,7 +29,7 @@ def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0)
     McMahan et al. (2017): with two shards most clients see two labels.
     """
     _enough(len(labels), clients * per_client)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([_DEAL, seed])
     cuts = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
     deal = rng.permutation(len(cuts)).reshape(clients, per_client)
     return [np.concatenate([cuts[shard] for shard in hand]) for hand in deal]
@@ -43,7 +46,7 @@ def dirichlet(
     _enough(len(labels), clients * minimum)
     if alpha <= 0:
         raise UserError(f"The Dirichlet alpha must be positive, got {alpha}.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([_DEAL, seed])
     for _ in range(100):
         rows = _dirichlet_once(labels, clients, alpha, rng)
         if min(map(len, rows)) >= minimum:
@@ -81,7 +84,7 @@ def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
         raise UserError(f"The upper share must lie between 0 and 1, got {upper}.")
     if min(map(len, parts)) < 2:
         raise UserError("Every client needs two samples, one for each level: use fewer clients.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([_HALVE, seed])
     mixed = [rng.permutation(part) for part in parts]
     cuts = [int(np.clip(round(len(part) * upper), 1, len(part) - 1)) for part in parts]
     return (

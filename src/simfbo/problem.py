@@ -138,7 +138,7 @@ def directions(
         return value, slope - evaluate(problem.upper, x, y, upper)
 
     # One graph serves all three: asked for grad_y g separately, XLA would compute g's
-    # features again (1.26x instead of 1.54x PyTorch on the CIFAR CNN).
+    # features again (docs/explanation-performance.md).
     (value, _), pull = jax.vjp(scalars, x, y)
     one, zero = jnp.ones_like(value), jnp.zeros_like(value)
     _, d_y = pull((one, zero))

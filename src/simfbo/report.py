@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from simfbo.errors import UserError
-from simfbo.history import History
+from simfbo.history import History, make_folder
 
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
                "bytes_up", "seconds", "projected")  # fmt: skip
@@ -30,12 +30,14 @@ def labels(histories: Sequence[History]) -> list[str]:
     """Return what runs are called in a figure: the algorithm, and whatever sets them apart."""
     flat = [dict(_flatten(history.header)) for history in histories]
     keys = {key: None for header in flat for key in header if not key.startswith("versions.")}
-    varying = [key for key in keys if len({repr(header.get(key)) for header in flat}) > 1]
-    named = [
-        key for key in varying if key not in ("algorithm", "config.algorithm.name", "config.seed")
+    varying = {
+        _last(key): key for key in keys if len({repr(header.get(key)) for header in flat}) > 1
+    }
+    apart = [
+        pair for pair in varying.items() if pair[1] not in ("algorithm", "config.algorithm.name")
     ]
     return [
-        ", ".join([header["algorithm"], *(f"{_last(key)} {header.get(key)}" for key in named)])
+        ", ".join([header["algorithm"], *(f"{name} {header.get(key)}" for name, key in apart)])
         for header in flat
     ]
 
@@ -79,7 +81,7 @@ def draw(
 def save(histories: Sequence[History], directory: Path, metric: str | None = None) -> list[Path]:
     """Write figure.png, figure.svg and report.html, and return their paths."""
     figure = draw(histories, metric)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     FigureCanvasAgg(figure).print_png(str(directory / "figure.png"))
     svg = io.BytesIO()
     FigureCanvasSVG(figure).print_svg(svg)

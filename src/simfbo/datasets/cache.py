@@ -161,7 +161,7 @@ def _offline_sentence(dataset: Dataset, folder: Path, damaged: list[Path]) -> st
     state = f"damaged ({damaged[0]})" if damaged else f"not in {folder}"
     return (
         f"{dataset.title} is {state} and offline mode forbids fetching it: run "
-        f"'simfbo data fetch {dataset.name}' with a network, or {_alternatives(dataset)}."
+        f"'simfbo data {dataset.name}' with a network, or {_alternatives(dataset)}."
     )
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from simfbo import trees
 from simfbo.errors import ClientError, UserError
-from simfbo.federation import Client, ClientWork, Engine, client_key, occurrences
+from simfbo.federation import Client, ClientWork, Engine, as_message, client_key, occurrences
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
@@ -45,7 +45,7 @@ def _reply(work: ClientWork, payload: PyTree, client: Client) -> Any:
     where = f"Client {client.data.client} failed in '{work.__name__}'"
     try:
         with jax.disable_jit():
-            message = jax.tree.map(jnp.asarray, work(payload, client))
+            message = as_message(work, work(payload, client))
     except UserError:
         raise
     except Exception as error:

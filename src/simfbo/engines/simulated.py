@@ -17,7 +17,7 @@ import numpy as np
 
 from simfbo import trees
 from simfbo.data import ClientData
-from simfbo.federation import Client, ClientWork, Engine, client_key, occurrences
+from simfbo.federation import Client, ClientWork, Engine, as_message, client_key, occurrences
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
@@ -44,25 +44,26 @@ class SimulatedFederation(Engine):
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
     ) -> Any:
         """Return the weighted sum of the cohort's messages."""
-        ids = np.asarray(cohort.ids, np.int32)
         order, middle, end = deal(coefs.tau)
-        data = self.data.client(ids)
-        inputs = (payload, data, occurrences(ids), cohort.weights, coefs, order, key)
-        program = self._program(work, inputs)
+        data, repeats = self.data.client(cohort.ids), occurrences(cohort.ids)
+        inputs = (payload, data, repeats, cohort.weights, coefs, order, key)
+        wide = jnp.result_type(float) == jnp.float64
+        program = self._program(work, inputs, wide)
         if middle == end:
             return program(*inputs, np.int32(0), end)
-        wide = jnp.result_type(float) == jnp.float64
         second = _SECOND_LANE.submit(_call, wide, program, (*inputs, middle, end))
         return _ADD(program(*inputs, np.int32(0), middle), second.result())
 
-    def _program(self, work: ClientWork, inputs: tuple) -> Callable[..., Any]:
-        """Return the compiled sum for inputs of these shapes.
+    def _program(self, work: ClientWork, inputs: tuple, wide: bool) -> Callable[..., Any]:
+        """Return the compiled sum for inputs of these shapes and this precision.
 
         Compiled ahead of the call: the second thread does not share JAX's thread-local settings
         and must have nothing left to trace.
         """
-        leaves, structure = jax.tree.flatten((inputs[0], inputs[2]))
-        signature = work, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        payload, _, _, weights, coefs, _, key = inputs
+        leaves, structure = jax.tree.flatten((payload, weights, coefs, key))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        signature = work, wide, structure, shapes
         if signature not in self._programs:
             zero = np.int32(0)
             lowered = jax.jit(partial(_weighted_sum, work)).lower(*inputs, zero, zero)
@@ -110,7 +111,7 @@ def _weighted_sum(
 
     def message(j: Any) -> Any:
         client = Client(data._replace(client=ids[j]), coefs[j], keys[j])
-        return jax.tree.map(jnp.asarray, work(payload, client))
+        return as_message(work, work(payload, client))
 
     def add(k: Any, total: Any) -> Any:
         return trees.add_scaled(total, weights[order[k]], message(order[k]))

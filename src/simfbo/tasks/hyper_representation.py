@@ -57,7 +57,8 @@ def hyper_representation(
     model = model or mlp(int(np.prod(pixels.shape[1:])), 200, classes)
     lower, upper = halve(parts, upper_share, seed)
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
-    x0, y0 = model.init(jax.random.key(seed))
+    # Rounds fold 1, 2, ... into the seed's key; 0 is left for the initial weights.
+    x0, y0 = model.init(jax.random.fold_in(jax.random.key(seed), 0))
     logits = scores(model, *moments(pixels))
     loss = cross_entropy(logits)
     problem = BilevelProblem(loss, regularised(loss, regularisation))

@@ -16,6 +16,8 @@ from simfbo.data import from_clients
 from simfbo.problem import BilevelProblem
 from simfbo.tasks.task import Task
 
+_COEFFICIENTS, _SCATTER = 5, 6  # purposes of a seed
+
 
 class ClosedForm(NamedTuple):
     """The exact solution of a quadratic bilevel problem for given client weights."""
@@ -93,7 +95,7 @@ class Quadratic(NamedTuple):
             The task; its metrics compare with the closed form.
         """
         n = len(self.A)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng([_SCATTER, seed])
         lower = [
             (_repeat(self.A[i], samples), _repeat(self.B[i], samples),
              _scatter(self.c[i], samples, noise, rng))
@@ -119,7 +121,7 @@ def random_quadratic(
 
     The clients' Hessians A_i have eigenvalues in [1, 2 + heterogeneity].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([_COEFFICIENTS, seed])
 
     def spread(base: np.ndarray) -> np.ndarray:
         return base + heterogeneity * rng.normal(size=(clients, *base.shape))
