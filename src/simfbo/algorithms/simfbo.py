@@ -77,7 +77,8 @@ def simfbo(
         server: gamma, as step sizes or Optax transformations; the same as `local` by default.
         radius: r of the projection of v on the server; None for no projection.
         independent_batches: draw batches of their own for the three directions, as the paper
-            writes it, at 1.6 times the cost; by default they share one lower and one upper batch.
+            writes it, at about 1.5 times the cost; by default they share one lower and one upper
+            batch.
 
     Returns:
         The algorithm.
