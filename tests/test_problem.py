@@ -68,10 +68,6 @@ def test_products_one_by_one():
     assert_close(bp.grad_lower_y(PROBLEM, X, Y, LOWER), d_y)
     assert_close(bp.hvp(PROBLEM, X, Y, V, LOWER), jax.hessian(lower, 1)(X, Y, LOWER) @ V)
     assert_close(bp.mixed(PROBLEM, X, Y, V, LOWER), bp.grad_upper_x(PROBLEM, X, Y, UPPER) - d_x)
-    assert_close(
-        bp.grad_upper(PROBLEM, X, Y, UPPER),
-        (bp.grad_upper_x(PROBLEM, X, Y, UPPER), bp.grad_upper_y(PROBLEM, X, Y, UPPER)),
-    )
     assert_close(bp.grad_upper_y(PROBLEM, X, Y, UPPER), jax.grad(upper, 1)(X, Y, UPPER))
 
 

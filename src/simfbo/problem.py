@@ -66,11 +66,6 @@ def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     return batch.weights.astype(losses.dtype) @ losses
 
 
-def grad_upper(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> tuple:
-    """Return (grad_x f, grad_y f)."""
-    return jax.grad(lambda x, y: evaluate(problem.upper, x, y, batch), (0, 1))(x, y)
-
-
 def grad_upper_x(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> PyTree:
     """Return grad_x f(x, y)."""
     return jax.grad(lambda x: evaluate(problem.upper, x, y, batch))(x)
