@@ -231,9 +231,10 @@ def test_none_and_full_stand_for_what_toml_cannot_say():
         ({"local_work.optimiser": "momentum"}, "need a strength above 0"),
         ({"local_work.strength": 0.5}, "sgd takes none"),
         ({"sampling.kind": "everyone", "sampling.size": 3}, "leave size out"),
+        ({"algorithm.local": 3}, "'algorithm.local' is wrong: input should be a table of settings"),
         ({"seed": 2**32}, "'seed' is wrong: input should be less than 4294967296"),
     ],
 )
-def test_settings_that_would_be_ignored_are_refused(keys, sentence):
+def test_settings_that_do_not_fit_are_refused(keys, sentence):
     with pytest.raises(UserError, match=sentence):
         load(None, {"task.name": "quadratic", **keys})

@@ -228,6 +228,8 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "union_tag_invalid":
         return f"'{field}.name' is wrong: use {' or '.join(TASKS)}, got {first['input']['name']!r}."
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":
+        message = "Input should be a table of settings"
     return f"'{field}' is wrong: {message[0].lower()}{message[1:]}, got {first['input']!r}."
 
 
