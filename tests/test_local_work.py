@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from simfbo.algorithms.simfbo import Steps, local_steps
+from simfbo.algorithms.simfbo import Steps, drawn_directions, local_steps
 from simfbo.errors import UserError
 from simfbo.federation import Client
 from simfbo.local_work import (
@@ -50,7 +50,7 @@ def found(rule):
     """Return q of the library."""
     coefs = constant(TAU, rule)(KEY, 2)[1]
     client = Client(QUADRATIC.task().data.client(1), coefs, KEY)
-    q = jax.jit(local_steps(QUADRATIC.task().problem, ETA))(START, client)
+    q = jax.jit(local_steps(drawn_directions(QUADRATIC.task().problem), ETA))(START, client)
     return np.concatenate(q)
 
 

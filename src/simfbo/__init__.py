@@ -4,7 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+    from simfbo.algorithms import (
+        Server,
+        Steps,
+        aggitd,
+        fedbio,
+        fedmbo,
+        fednest,
+        lfednest,
+        memfbo,
+        shrofbo,
+        simfbo,
+    )
     from simfbo.data import FederatedData, federate, from_clients
     from simfbo.engines import DebugFederation, SimulatedFederation
     from simfbo.engines.counting import cost
@@ -17,7 +28,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "simfbo.algorithms": ("Server", "Steps", "shrofbo", "simfbo"),
+    "simfbo.algorithms": (
+        "Server",
+        "Steps",
+        "aggitd",
+        "fedbio",
+        "fedmbo",
+        "fednest",
+        "lfednest",
+        "memfbo",
+        "shrofbo",
+        "simfbo",
+    ),
     "simfbo.data": ("FederatedData", "federate", "from_clients"),
     "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
     "simfbo.engines.counting": ("cost",),
@@ -43,9 +65,15 @@ __all__ = [
     "SimulatedFederation",
     "Steps",
     "UserError",
+    "aggitd",
     "cost",
+    "fedbio",
     "federate",
+    "fedmbo",
+    "fednest",
     "from_clients",
+    "lfednest",
+    "memfbo",
     "run",
     "shrofbo",
     "simfbo",

@@ -13,7 +13,7 @@ import numpy as np
 from jax.scipy.sparse.linalg import cg
 
 from simfbo import trees
-from simfbo.algorithms.simfbo import Steps, local_steps
+from simfbo.algorithms.simfbo import Steps, drawn_directions, local_steps
 from simfbo.data import FederatedData, Split
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
@@ -158,7 +158,7 @@ def client_drift(
     Returns:
         The drift of each variable.
     """
-    steps = local_steps(problem, local)
+    steps = local_steps(drawn_directions(problem), local)
     eta = Point(x=local.x, y=local.y, v=local.v)
 
     def moves(payload: Point, client: Client) -> tuple[Point, Point]:

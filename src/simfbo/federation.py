@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +33,15 @@ class Client(NamedTuple):
 
 
 ClientWork = Callable[[PyTree, Client], PyTree]
+
+
+class Dealt(NamedTuple):
+    """A part of a payload that differs from client to client.
+
+    Slice j of every leaf goes to the cohort's j-th client, who finds it in this part's place.
+    """
+
+    slices: PyTree
 
 
 class Algorithm(NamedTuple):
@@ -74,11 +84,9 @@ class Ledger:
     by_work: dict[str, Traffic] = field(default_factory=dict)
 
     def record(self, work: str, clients: int, down: PyTree, up: PyTree) -> None:
-        """Count one exchange."""
-        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down), _size(up)
-        exchange = Traffic(
-            1, clients * floats_down, clients * floats_up, clients * bytes_down, clients * bytes_up
-        )
+        """Count one exchange: the payload `down`, and one client's message `up`."""
+        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down, clients), _size(up, clients)
+        exchange = Traffic(1, floats_down, floats_up, bytes_down, bytes_up)
         self.total = self.total.plus(exchange)
         self.by_work[work] = self.by_work.get(work, Traffic()).plus(exchange)
 
@@ -98,7 +106,11 @@ class Federation(Protocol):
         ...
 
     def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
-        """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
+        """Return sum over the cohort of w_i work(payload, client_i): one communication round.
+
+        Weights with a second axis ask for several sums of the same messages, a column each, and
+        stack them along a new first axis; with a diagonal, the messages come back one by one.
+        """
         ...
 
     def mean_norm(self, key: jax.Array) -> float | None:
@@ -144,7 +156,8 @@ class Engine(ABC):
         """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
         coefs = self.local_work(key, self.data.n, cohort.ids)
         message = self.weighted_sum(work, payload, cohort, coefs, key)
-        self.ledger.record(work.__name__, len(cohort.ids), payload, message)
+        up = jax.tree.map(partial(_one, axes=cohort.weights.ndim - 1), message)
+        self.ledger.record(work.__name__, len(cohort.ids), payload, up)
         return message
 
     @abstractmethod
@@ -181,7 +194,42 @@ def client_key(key: jax.Array, client: Any, occurrence: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
 
 
-def _size(message: PyTree) -> tuple[int, int]:
-    """Return how many numbers and bytes a message holds."""
-    sizes = [(leaf.size, leaf.dtype.itemsize) for leaf in jax.tree.leaves(message)]
-    return sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
+def part_for(payload: PyTree, place: Any) -> Any:
+    """Return what the client at a place of the cohort receives: its own slices of `Dealt` parts.
+
+    Example:
+        >>> part_for({"all": 1.0, "own": Dealt(np.array([5, 6, 7]))}, 1)
+        {'all': 1.0, 'own': np.int64(6)}
+    """
+
+    def part(given: Any) -> Any:
+        if not isinstance(given, Dealt):
+            return given
+        return jax.tree.map(lambda a: a[place], given.slices)
+
+    return jax.tree.map(part, payload, is_leaf=_is_dealt)
+
+
+def sums_of_nothing(weights: Any, message: PyTree) -> Any:
+    """Return zeros shaped like the weighted sums of messages such as this (it may be abstract)."""
+    return jax.tree.map(lambda a: jnp.zeros(weights.shape[1:] + a.shape, a.dtype), message)
+
+
+def _is_dealt(part: Any) -> bool:
+    return isinstance(part, Dealt)
+
+
+def _one(leaf: Any, axes: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of a message's leaf, without the first axes."""
+    return jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype)
+
+
+def _size(message: PyTree, clients: int) -> tuple[int, int]:
+    """Return how many numbers and bytes all clients together send or receive."""
+    numbers = octets = 0
+    for part in jax.tree.leaves(message, is_leaf=_is_dealt):
+        times = 1 if _is_dealt(part) else clients
+        for leaf in jax.tree.leaves(part):
+            numbers += times * leaf.size
+            octets += times * leaf.size * leaf.dtype.itemsize
+    return numbers, octets

@@ -23,6 +23,15 @@ def add_scaled(base: PyTree, factor: Any, tree: PyTree) -> Any:
     return jax.tree.map(lambda b, a: b + jnp.asarray(factor, b.dtype) * a, base, tree)
 
 
+def add_weighed(total: PyTree, weights: Any, tree: PyTree) -> Any:
+    """Return total + weights (outer) tree: for a vector of weights, a sum for each of them."""
+
+    def leaf(b: Any, a: Any) -> Any:
+        return b + jnp.multiply.outer(jnp.asarray(weights, a.dtype), a)
+
+    return jax.tree.map(leaf, total, tree)
+
+
 def add(a: PyTree, b: PyTree) -> Any:
     """Return a + b."""
     return jax.tree.map(jnp.add, a, b)

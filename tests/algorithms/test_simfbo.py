@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from simfbo import Server, SimulatedFederation, Steps, checks, run, shrofbo, simfbo
-from simfbo.algorithms.simfbo import local_steps, project
+from simfbo.algorithms.simfbo import drawn_directions, local_steps, project
 from simfbo.diagnostics import effective_weights
 from simfbo.errors import UserError
 from simfbo.federation import Client
@@ -186,7 +186,9 @@ def test_local_v_stays_within_the_papers_bound():
         def after(k):
             coefs = constant(k, coefficients(rule.steps[:k]))(jax.random.key(0), 5)[i]
             client = Client(TASK.data.client(i), coefs, jax.random.key(0))
-            q = local_steps(TASK.problem, Steps(y=0.0, v=eta, x=0.0))(start, client)
+            q = local_steps(drawn_directions(TASK.problem), Steps(y=0.0, v=eta, x=0.0))(
+                start, client
+            )
             return float(jnp.linalg.norm(start.v - eta * q.v))
 
         return max(map(after, range(1, tau + 1)))
@@ -235,12 +237,12 @@ def test_minibatch_directions_are_unbiased():
     """The mean over many keys tends to the full batch's, within its standard error."""
     task = QUADRATIC.task(samples=6, noise=1.0, batch_size=2)
     start = Point(x=jnp.ones(3), y=jnp.ones(4), v=jnp.ones(4))
-    work = local_steps(task.problem, alike(0.1))
+    work = local_steps(drawn_directions(task.problem), alike(0.1))
     coefs = constant(1)(jax.random.key(0), 5)[0]
     draw = jax.jit(jax.vmap(lambda key: work(start, Client(task.data.client(0), coefs, key))))
     q = np.concatenate(draw(jax.random.split(jax.random.key(1), 20_000)), axis=1)
     exact = Client(TASK.data.client(0), coefs, jax.random.key(0))
-    full = local_steps(TASK.problem, alike(0.1))(start, exact)
+    full = local_steps(drawn_directions(TASK.problem), alike(0.1))(start, exact)
     error = np.abs(q.mean(axis=0) - np.concatenate(full))
     assert (error <= 5 * q.std(axis=0) / np.sqrt(len(q)) + 1e-12).all()
     assert q.std(axis=0).max() > 0.1

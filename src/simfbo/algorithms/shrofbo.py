@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo import trees
-from simfbo.algorithms.simfbo import Server, State, Steps, local_steps, server_side
+from simfbo.algorithms.simfbo import (
+    Server,
+    State,
+    Steps,
+    drawn_directions,
+    local_steps,
+    server_side,
+)
 from simfbo.federation import Algorithm, Client, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree
 from simfbo.sampling import Cohort
@@ -64,7 +71,7 @@ def shrofbo(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = shrofbo(quadratic().problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0)
     """
-    steps = local_steps(problem, local, independent_batches)
+    steps = local_steps(drawn_directions(problem, independent_batches), local)
     init_base, advance_base = server_side(local if server is None else server, radius)
 
     def shrofbo_step(payload: Point, client: Client) -> tuple[Point, jax.Array]:

@@ -18,6 +18,8 @@ from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Client, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree, directions, independent_directions
 
+Draw = Callable[[Point, Client, jax.Array], Point]
+
 
 class Steps(NamedTuple):
     """Step sizes for y, v and x: eta on the clients, gamma on the server."""
@@ -87,7 +89,7 @@ def simfbo(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = simfbo(quadratic().problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0)
     """
-    steps = local_steps(problem, local, independent_batches)
+    steps = local_steps(drawn_directions(problem, independent_batches), local)
     init, advance = server_side(local if server is None else server, radius)
 
     def simfbo_step(payload: Point, client: Client) -> Point:
@@ -102,11 +104,8 @@ def simfbo(
     return Algorithm("SimFBO", init, round, (simfbo_step,), {"unequal local work": bias})
 
 
-def local_steps(
-    problem: BilevelProblem, eta: Steps, independent_batches: bool = False
-) -> Callable[[Point, Client], Point]:
+def local_steps(draw: Draw, eta: Steps) -> Callable[[Point, Client], Point]:
     """Return the clients' work (start, client) -> q = sum_k a_k d_k over tau_i local steps."""
-    draw = _independent if independent_batches else _shared
 
     def moved(start: Point, q: Point) -> Point:
         steps = Point(x=eta.x, y=eta.y, v=eta.v)
@@ -117,7 +116,7 @@ def local_steps(
 
         def step(k: Any, carry: tuple[Point, Any], at: Point) -> tuple[Point, Any]:
             q, speed = carry
-            d = draw(problem, at, client, jax.random.fold_in(client.key, k))
+            d = draw(at, client, jax.random.fold_in(client.key, k))
             change = trees.scale(sizes[k], d)
             if rule.momentum:
                 speed = change = trees.add_scaled(change, rule.momentum, speed)
@@ -135,19 +134,22 @@ def local_steps(
     return work
 
 
-def _shared(problem: BilevelProblem, at: Point, client: Client, key: jax.Array) -> Point:
-    """Return the directions from one lower and one upper batch."""
-    lower, upper = jax.random.split(key)
-    batches = client.data.lower_batch(lower), client.data.upper_batch(upper)
-    return directions(problem, *at, *batches)
+def drawn_directions(problem: BilevelProblem, independent_batches: bool = False) -> Draw:
+    """Return (at, client, key) -> the three directions at a point, from batches of the client."""
 
+    def shared(at: Point, client: Client, key: jax.Array) -> Point:
+        lower, upper = jax.random.split(key)
+        batches = client.data.lower_batch(lower), client.data.upper_batch(upper)
+        return directions(problem, *at, *batches)
 
-def _independent(problem: BilevelProblem, at: Point, client: Client, key: jax.Array) -> Point:
-    """Return the directions from five batches: zeta; psi and xi, a lower and an upper one each."""
-    zeta, *keys = jax.random.split(key, 5)
-    lower, upper = client.data.lower_batch, client.data.upper_batch
-    psi, xi = (lower(keys[0]), upper(keys[1])), (lower(keys[2]), upper(keys[3]))
-    return independent_directions(problem, *at, lower(zeta), psi, xi)
+    def independent(at: Point, client: Client, key: jax.Array) -> Point:
+        """Return them from five batches: zeta; psi and xi, a lower and an upper one each."""
+        zeta, *keys = jax.random.split(key, 5)
+        lower, upper = client.data.lower_batch, client.data.upper_batch
+        psi, xi = (lower(keys[0]), upper(keys[1])), (lower(keys[2]), upper(keys[3]))
+        return independent_directions(problem, *at, lower(zeta), psi, xi)
+
+    return independent if independent_batches else shared
 
 
 def server_side(

@@ -4,8 +4,15 @@ from typing import Any, final
 
 import jax
 
-from simfbo import trees
-from simfbo.federation import Algorithm, Client, ClientWork, Engine, Ledger
+from simfbo.federation import (
+    Algorithm,
+    Client,
+    ClientWork,
+    Engine,
+    Ledger,
+    part_for,
+    sums_of_nothing,
+)
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
@@ -20,7 +27,8 @@ class CountingFederation(Engine):
     ) -> Any:
         """Return zeros shaped like a client's message."""
         client = Client(self.data.client(0), coefs[0], key)
-        return trees.zeros_like(jax.eval_shape(work, payload, client))
+        message = jax.eval_shape(work, part_for(payload, 0), client)
+        return sums_of_nothing(cohort.weights, message)
 
 
 def cost(algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree) -> Ledger:

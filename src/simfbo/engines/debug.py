@@ -11,7 +11,16 @@ import jax.numpy as jnp
 
 from simfbo import trees
 from simfbo.errors import ClientError, UserError
-from simfbo.federation import Client, ClientWork, Engine, as_message, client_key, occurrences
+from simfbo.federation import (
+    Client,
+    ClientWork,
+    Engine,
+    as_message,
+    client_key,
+    occurrences,
+    part_for,
+    sums_of_nothing,
+)
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
@@ -30,13 +39,10 @@ class DebugFederation(Engine):
             zip(cohort.ids.tolist(), occurrences(cohort.ids).tolist(), strict=True)
         ):
             client = Client(self.data.client(i), coefs[j], client_key(key, i, repeat))
-            message = _reply(work, payload, client)
-            weight = cohort.weights[j]
-            total = (
-                trees.scale(weight, message)
-                if total is None
-                else trees.add_scaled(total, weight, message)
-            )
+            message = _reply(work, part_for(payload, j), client)
+            if total is None:
+                total = sums_of_nothing(cohort.weights, message)
+            total = trees.add_weighed(total, cohort.weights[j], message)
         return total
 
 

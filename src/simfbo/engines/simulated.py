@@ -17,7 +17,16 @@ import numpy as np
 
 from simfbo import trees
 from simfbo.data import ClientData
-from simfbo.federation import Client, ClientWork, Engine, as_message, client_key, occurrences
+from simfbo.federation import (
+    Client,
+    ClientWork,
+    Engine,
+    as_message,
+    client_key,
+    occurrences,
+    part_for,
+    sums_of_nothing,
+)
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
@@ -111,12 +120,12 @@ def _weighted_sum(
 
     def message(j: Any) -> Any:
         client = Client(data._replace(client=ids[j]), coefs[j], keys[j])
-        return as_message(work, work(payload, client))
+        return as_message(work, work(part_for(payload, j), client))
 
     def add(k: Any, total: Any) -> Any:
-        return trees.add_scaled(total, weights[order[k]], message(order[k]))
+        return trees.add_weighed(total, weights[order[k]], message(order[k]))
 
-    zero = trees.zeros_like(jax.eval_shape(message, 0))
+    zero = sums_of_nothing(weights, jax.eval_shape(message, 0))
     return jax.lax.fori_loop(start, stop, add, zero)
 
 

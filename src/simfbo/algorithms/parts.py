@@ -1,0 +1,129 @@
+"""What several methods share: oracles of a client, plain local steps, and variance-reduced ones."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from simfbo import trees
+from simfbo.errors import UserError
+from simfbo.federation import Client, ClientWork
+from simfbo.local_work import sgd
+from simfbo.problem import (
+    BilevelProblem,
+    Point,
+    PyTree,
+    grad_lower_y,
+    grad_upper_y,
+    hvp,
+    residual,
+)
+
+Direction = Callable[[PyTree, jax.Array], PyTree]
+
+add = jax.jit(trees.add)
+add_scaled = jax.jit(trees.add_scaled)
+scale = jax.jit(trees.scale)
+
+
+class Oracles(NamedTuple):
+    """Client works that answer one question each.
+
+    Attributes:
+        lower_grad: (x, y) -> grad_y g_i.
+        upper_grad_y: (x, y) -> grad_y f_i.
+        hessian_product: (x, y, p) -> grad^2_yy g_i p.
+        hypergrad: (x, y, p) -> grad_x f_i - grad^2_xy g_i p.
+    """
+
+    lower_grad: ClientWork
+    upper_grad_y: ClientWork
+    hessian_product: ClientWork
+    hypergrad: ClientWork
+
+
+def oracles(problem: BilevelProblem, full: bool = False) -> Oracles:
+    """Return the oracles, each on a minibatch; with `full`, on all of the client's samples."""
+
+    def lower_batch(client: Client, key: jax.Array) -> PyTree:
+        data = client.data
+        return data.lower.full(data.client) if full else data.lower_batch(key)
+
+    def upper_batch(client: Client, key: jax.Array) -> PyTree:
+        data = client.data
+        return data.upper.full(data.client) if full else data.upper_batch(key)
+
+    def lower_grad(payload: PyTree, client: Client) -> PyTree:
+        x, y = payload
+        return grad_lower_y(problem, x, y, lower_batch(client, client.key))
+
+    def upper_grad_y(payload: PyTree, client: Client) -> PyTree:
+        x, y = payload
+        return grad_upper_y(problem, x, y, upper_batch(client, client.key))
+
+    def hessian_product(payload: PyTree, client: Client) -> PyTree:
+        x, y, p = payload
+        return hvp(problem, x, y, p, lower_batch(client, client.key))
+
+    def hypergrad(payload: PyTree, client: Client) -> PyTree:
+        x, y, p = payload
+        lower, upper = jax.random.split(client.key)
+        batches = lower_batch(client, lower), upper_batch(client, upper)
+        return jax.grad(lambda x: -residual(problem, x, y, p, *batches))(x)
+
+    return Oracles(lower_grad, upper_grad_y, hessian_product, hypergrad)
+
+
+def start(x: PyTree, y: PyTree) -> Point:
+    """Return the initial state of a method with x, y and v: v is zero."""
+    x, y = jax.tree.map(jnp.asarray, (x, y))
+    return Point(x, y, trees.zeros_like(y))
+
+
+def descend(z: PyTree, direction: Direction, client: Client, step: float) -> PyTree:
+    """Return the change of z over tau_i steps  z -= (step / tau_i) direction(z, key)."""
+    size, last = _plan(client, step)
+
+    def move(k: Any, change: PyTree) -> PyTree:
+        d = direction(trees.add(z, change), jax.random.fold_in(client.key, k))
+        return trees.add_scaled(change, -size, d)
+
+    zero = trees.zeros_like(z)
+    return move(0, zero) if last == 1 else jax.lax.fori_loop(0, client.coefs.tau, move, zero)
+
+
+def corrected_descent(
+    z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: float
+) -> PyTree:
+    """Return the change of z over tau_i steps along variance-reduced gradients (SVRG).
+
+        z_i -= (step / tau_i) [gradient(z_i) - gradient(z) + mean]
+
+    where both gradients see the same batch and `mean` is the cohort's gradient at z. In the first
+    step they cancel, so none is computed.
+    """
+    size, last = _plan(client, step)
+
+    def move(k: Any, change: PyTree) -> PyTree:
+        key = jax.random.fold_in(client.key, k)
+        here, there = gradient(trees.add(z, change), key), gradient(z, key)
+        return trees.add_scaled(change, -size, trees.add(trees.subtract(here, there), mean))
+
+    first = trees.scale(-size, mean)
+    return first if last == 1 else jax.lax.fori_loop(1, client.coefs.tau, move, first)
+
+
+def require_plain(client: Client) -> None:
+    """Raise unless the client's local optimiser is plain gradient steps."""
+    if client.coefs.rule != sgd():
+        raise UserError(
+            "This method takes plain local steps: leave local momentum, proximal terms and "
+            "coefficients to SimFBO, ShroFBO and MemFBO."
+        )
+
+
+def _plan(client: Client, step: float) -> tuple[Any, int]:
+    """Return the size of one local step, step / tau_i, and the most steps anybody takes."""
+    require_plain(client)
+    return step / jnp.asarray(client.coefs.tau, float), client.coefs.steps.shape[-1]
