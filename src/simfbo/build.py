@@ -1,27 +1,35 @@
 """From a configuration to the objects of a run."""
 
+import os
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 
-from simfbo import datasets, local_work, partition, sampling
-from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+from simfbo import algorithms, datasets, local_work, partition, sampling
+from simfbo.algorithm_config import (
+    AlgorithmConfig,
+    MemFBOConfig,
+    PairConfig,
+    SimFBOConfig,
+    StepsConfig,
+)
+from simfbo.algorithms import Server, Steps
 from simfbo.config import (
     HyperRepresentationConfig,
     LocalWorkConfig,
     QuadraticConfig,
     RunConfig,
     SamplingConfig,
-    SimFBOConfig,
-    StepsConfig,
 )
 from simfbo.data import FederatedData
 from simfbo.engines import DebugFederation, SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Engine
+from simfbo.history import History
 from simfbo.problem import BilevelProblem
+from simfbo.runner import OnRound, run
 from simfbo.tasks import Task, hyper_representation, quadratic
 from simfbo.tasks.models import Model, cnn, mlp
 
@@ -30,7 +38,6 @@ _OPTIMISERS = {
     "momentum": lambda step: optax.sgd(step, momentum=0.9),
     "adam": optax.adam,
 }
-_ALGORITHMS = {"simfbo": simfbo, "shrofbo": shrofbo}
 
 
 def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
@@ -41,17 +48,16 @@ def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     return _hyper_representation(task, config.seed, data_dir)
 
 
-def build_algorithm(config: SimFBOConfig, problem: BilevelProblem) -> Algorithm:
-    """Return the algorithm of a configuration."""
+def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem) -> Algorithm:
+    """Return the algorithm of a configuration: its fields are the factory's arguments."""
+    factory = getattr(algorithms, config.name)
+    if not isinstance(config, SimFBOConfig | MemFBOConfig):
+        options = config.model_dump(exclude={"name", "steps"})
+        return factory(problem, _steps(config.steps), **options)
     rule = _OPTIMISERS[config.server_optimiser]
-    server = config.server or config.local
-    return _ALGORITHMS[config.name](
-        problem,
-        _steps(config.local),
-        Server(y=rule(server.y), v=rule(server.v), x=rule(server.x)),
-        config.radius,
-        config.independent_batches,
-    )
+    server = Server(*(rule(step) for step in _steps(config.server or config.local)))
+    options = config.model_dump(exclude={"name", "local", "server", "server_optimiser"})
+    return factory(problem, _steps(config.local), server, **options)
 
 
 def build_federation(config: RunConfig, data: FederatedData) -> Engine:
@@ -62,8 +68,34 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     return engine(data, _sampler(config.sampling, data.n), work)
 
 
-def _steps(config: StepsConfig) -> Steps:
-    return Steps(y=config.y, v=config.v, x=config.x)
+def run_config(
+    config: RunConfig, task: Task, directory: Path | None, on_round: OnRound | None = None
+) -> History:
+    """Return the history of the run that a configuration describes."""
+    return run(
+        build_algorithm(config.algorithm, task.problem),
+        build_federation(config, task.data),
+        task.x0,
+        task.y0,
+        rounds=config.rounds,
+        seed=config.seed,
+        evaluate=task.evaluate,
+        every=config.every or max(1, config.rounds // 20),
+        directory=directory,
+        config=config.model_dump(mode="json"),
+        on_round=on_round,
+    )
+
+
+def keep_compilations() -> None:
+    """Keep compiled programs between runs, so that the second starts at once."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(root / "simfbo" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _steps(config: StepsConfig | PairConfig) -> Steps:
+    return Steps(y=config.y, v=getattr(config, "v", config.y), x=config.x)
 
 
 def _sampler(config: SamplingConfig, n: int) -> sampling.Sampler:

@@ -1,4 +1,4 @@
-"""The command line: `simfbo run`, `cost`, `check`, `data` and `report`.
+"""The command line: `simfbo run`, `compare`, `tune`, `cost`, `check`, `data` and `report`.
 
 Heavy imports happen inside the commands, so that help and mistakes answer at once.
 """
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"simfbo: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("simfbo: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"simfbo: {stop or 'interrupted'}.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--or-digits", action="store_true", help="where the data set cannot be "
                      "fetched, run on scikit-learn's digits instead")  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="print the summary only")
+    _add_compare(
+        _command(commands, "compare", "run several methods and seeds on one task", _compare)
+    )
+    _add_tune(_command(commands, "tune", "find step sizes within a budget", _tune))
     _add_settings(_command(commands, "cost", "what an iteration sends, without running it", _cost))
     _add_check(_command(commands, "check", "try the laws on an algorithm of yours", _check))
     data = _command(commands, "data", "list the data sets, or fetch one", _data)
@@ -101,21 +105,54 @@ def _command(commands: Any, name: str, text: str, function: Any) -> argparse.Arg
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that make up a configuration."""
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `compare`."""
+    _add_settings(parser, several=True)
+    add = parser.add_argument
+    add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
+        f"(default: all of {', '.join(settings.ALGORITHMS)})")  # fmt: skip
+    add("--seeds", metavar="S", help="as 0..2 or 0,5,7 (default: the file's, or 0..2)")
+    add("--targets", metavar="T", help="as 0.9,0.95: what it took to reach each")
+    _add_study(parser)
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tune`."""
+    _add_settings(parser)
+    add = parser.add_argument
+    add("--budget", type=int, default=20_000, metavar="B", help="communication rounds for all "
+        "trials together (default 20,000)")  # fmt: skip
+    add("--trials", type=int, default=27, metavar="N", help="how many to begin with (default 27)")
+    add("--range", action="append", default=[], metavar="KEY=LOW..HIGH", help="what to tune; "
+        "repeatable (default: the step sizes)")  # fmt: skip
+    _add_study(parser)
+
+
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    """Add what `compare` and `tune` share."""
+    add = parser.add_argument
+    add("--metric", help="what to judge by (default: the task's own)")
+    add("--jobs", type=int, metavar="J", help="runs side by side (default: a run per two cores)")
+    add("--output", type=Path, metavar="DIR", help="folder; given again, what ended there is kept")
+    add("--quiet", action="store_true", help="show no progress")
+
+
+def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the flags that make up a configuration, or the common part of several."""
     add = parser.add_argument
     add("task", nargs="?", metavar="TASK", help=" or ".join(settings.TASKS))
     add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
     add("--dataset", help="digits (default), mnist, fashion-mnist or cifar10")
     add("--partition", help="iid (default), shards or dirichlet")
     add("--clients", type=int, metavar="N", help="number of clients")
-    add("--algorithm", help=" or ".join(settings.ALGORITHMS))
+    if not several:
+        add("--algorithm", help=" or ".join(settings.ALGORITHMS))
+        add("--seed", type=int, help="of every random draw (default 0)")
     add("--cohort", type=int, metavar="P", help="clients that take part in a round (default 10)")
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
         "list 1,2,3")  # fmt: skip
     add("--rounds", type=int, metavar="T", help="iterations (default 500)")
     add("--every", type=int, metavar="K", help="evaluate every K iterations (default: 20 times)")
-    add("--seed", type=int, help="of every random draw (default 0)")
     add("--engine", help="simulated (default, fast) or debug")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
@@ -139,16 +176,21 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 def _configuration(options: argparse.Namespace) -> settings.RunConfig:
     """Return the configuration that file and flags make up."""
+    return settings.load(options.config, _overrides(options))
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags set, by dotted key."""
     overrides = {
         key: getattr(options, flag)
         for flag, key in _SHORTCUTS.items()
-        if getattr(options, flag) is not None
+        if getattr(options, flag, None) is not None
     }
     overrides |= _local_steps(options.tau) if options.tau is not None else {}
     overrides |= dict(map(settings.parse_override, options.set))
     if not options.config and "task.name" not in overrides:
         raise UserError(f"Name a task: {' or '.join(settings.TASKS)}; or give --config FILE.")
-    return settings.load(options.config, overrides)
+    return overrides
 
 
 def _local_steps(text: str) -> dict[str, Any]:
@@ -175,6 +217,73 @@ def _run(options: argparse.Namespace) -> int:
     from simfbo.commands import train
 
     return train(config, options)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Run several methods and seeds."""
+    from simfbo import comparison
+
+    overrides = _overrides(options)
+    tree = settings.read(options.config) if options.config else {}
+    seeds = tree.pop("seeds", [0, 1, 2])
+    if options.seeds is not None:
+        seeds = _whole_numbers(options.seeds, "--seeds")
+    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
+        raise UserError(f"'seeds' must be a list of different numbers, got {seeds!r}.")
+    names = options.methods.split(",") if options.methods else None
+    methods = comparison.plan(tree, {**overrides, "seed": seeds[0]}, names)
+    targets = _numbers(options.targets, "--targets") if options.targets else []
+    from simfbo import studies
+
+    return studies.compare(methods, seeds, targets, options)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    """Find step sizes."""
+    config = _configuration(options)
+    space = dict(map(_range, options.range)) or None
+    from simfbo import studies
+
+    return studies.tune(config, space, options)
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    """Return (key, (low, high)) of KEY=LOW..HIGH.
+
+    Example:
+        >>> _range("algorithm.steps.y=0.01..1")
+        ('algorithm.steps.y', (0.01, 1.0))
+    """
+    key, _, span = text.partition("=")
+    try:
+        low, high = map(float, span.split(".."))
+    except ValueError:
+        raise UserError(f"--range takes KEY=LOW..HIGH, got '{text}'.") from None
+    return key, (low, high)
+
+
+def _whole_numbers(text: str, flag: str) -> list[int]:
+    """Return the numbers in 0..2 or 0,5,7.
+
+    Example:
+        >>> _whole_numbers("0..2", "--seeds")
+        [0, 1, 2]
+    """
+    try:
+        if ".." in text:
+            low, high = map(int, text.split(".."))
+            return list(range(low, high + 1))
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{text}'.") from None
+
+
+def _numbers(text: str, flag: str) -> list[float]:
+    """Return the numbers in 0.9,0.95."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{text}'.") from None
 
 
 def _cost(options: argparse.Namespace) -> int:

@@ -14,36 +14,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from simfbo import checks, datasets, report
-from simfbo.build import build_algorithm, build_federation, build_task
+from simfbo.build import (
+    build_algorithm,
+    build_federation,
+    build_task,
+    keep_compilations,
+    run_config,
+)
 from simfbo.config import HyperRepresentationConfig, RunConfig
 from simfbo.diagnostics import work_warning
 from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.federation import Engine, Traffic
 from simfbo.history import History
-from simfbo.runner import run
 from simfbo.storage import save_variables
 from simfbo.tasks import Task
 
-_OUT = Console(highlight=False, soft_wrap=True)
+OUT = Console(highlight=False, soft_wrap=True)
 
 
 def train(config: RunConfig, options: argparse.Namespace) -> int:
     """Run a configuration; write and print what came out."""
-    _cache_compilations()
+    keep_compilations()
     if options.or_digits:
         config = _or_digits(config, options.data_dir)
     task = build_task(config, options.data_dir)
-    federation = build_federation(config, task.data)
-    _warn_of_unequal_work(config, federation)
-    directory = options.output or _fresh(config)
-    history = _watch(config, task, federation, directory, options.quiet)
+    _warn_of_unequal_work(config, build_federation(config, task.data))
+    directory = options.output or fresh("", config, config.algorithm.name, f"seed{config.seed}")
+    history = _watch(config, task, directory, options.quiet)
     save_variables(directory / "variables.npz", history.state.x, history.state.y)
     if history.records:
         report.save([history], directory)
     text = report.summary(history)
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
-    _OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
+    OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
     return _exit_code(history)
 
 
@@ -57,7 +61,7 @@ def show_cost(config: RunConfig, data_dir: Path | None) -> int:
         table.add_column(name, justify="left" if name == "work" else "right")
     for name, traffic in [*ledger.by_work.items(), ("in all", ledger.total)]:
         table.add_row(name, *_cells(traffic))
-    _OUT.print(table)
+    OUT.print(table)
     return 0
 
 
@@ -71,13 +75,13 @@ def check(name: str, single_loop: bool) -> int:
             finding = checks.examine(factory, law)
         except Exception as error:
             broken += 1
-            _OUT.print(f"FAILED  {law.name}: {type(error).__name__}: {error}", markup=False)
+            OUT.print(f"FAILED  {law.name}: {type(error).__name__}: {error}", markup=False)
             continue
         broken += not finding.passed
-        _OUT.print(
+        OUT.print(
             f"{'ok    ' if finding.passed else 'BROKEN'}  {checks.describe(finding)}", markup=False
         )
-    _OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are broken as declared.")
+    OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are broken as declared.")
     return 1 if broken else 0
 
 
@@ -87,7 +91,7 @@ def show_data(name: str | None, data_dir: Path | None) -> int:
         images = datasets.load(name, data_dir)
         train_shape, test_count = images.train_images.shape, len(images.test_labels)
         size = " x ".join(map(str, train_shape[1:]))
-        _OUT.print(f"{name}: {train_shape[0]:,} training and {test_count:,} test images of {size}.")
+        OUT.print(f"{name}: {train_shape[0]:,} training and {test_count:,} test images of {size}.")
         return 0
     table = Table()
     for column in ("data set", "here", "where", "licence", "source"):
@@ -95,7 +99,7 @@ def show_data(name: str | None, data_dir: Path | None) -> int:
     for row in datasets.status(data_dir):
         ready = "yes" if row.ready else f"no: simfbo data {row.name}"
         table.add_row(row.name, ready, str(row.where), row.licence, row.package)
-    _OUT.print(table)
+    OUT.print(table)
     return 0
 
 
@@ -114,19 +118,10 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     return config.model_copy(update={"task": small})
 
 
-def _watch(
-    config: RunConfig, task: Task, federation: Engine, directory: Path, quiet: bool
-) -> History:
+def _watch(config: RunConfig, task: Task, directory: Path, quiet: bool) -> History:
     """Return the history of the run, shown as it goes."""
-    algorithm = build_algorithm(config.algorithm, task.problem)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=_OUT, transient=True, disable=quiet) as progress:
-        bar = progress.add_task(algorithm.name, total=config.rounds)
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task(config.algorithm.name, total=config.rounds)
 
         def on_round(t: int, record: dict[str, Any] | None) -> None:
             progress.update(bar, completed=t)
@@ -134,19 +129,14 @@ def _watch(
                 progress.update(bar, description=f"{task.metric} {record[task.metric]:.4g}")
                 progress.console.print(_line(record, task.metric))
 
-        return run(
-            algorithm,
-            federation,
-            task.x0,
-            task.y0,
-            rounds=config.rounds,
-            seed=config.seed,
-            evaluate=task.evaluate,
-            every=config.every or max(1, config.rounds // 20),
-            directory=directory,
-            config=config.model_dump(mode="json"),
-            on_round=on_round,
-        )
+        return run_config(config, task, directory, on_round)
+
+
+def progress_bar(quiet: bool = False) -> Progress:
+    """Return the bar that long work shows."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=OUT, transient=True, disable=quiet)
 
 
 def _line(record: dict[str, Any], metric: str) -> str:
@@ -174,20 +164,20 @@ def _exit_code(history: History) -> int:
 
 
 def _warn_of_unequal_work(config: RunConfig, federation: Engine) -> None:
-    """Print the warning where SimFBO meets fixed, unequal local work."""
+    """Print the warning where fixed, unequal local work meets a method that adds it up."""
     redrawn = config.local_work.every_round
-    if config.algorithm.name != "simfbo" or redrawn:
+    names = {"simfbo": "SimFBO", "fedbio": "FedBiO", "memfbo": "MemFBO"}
+    if config.algorithm.name not in names or redrawn:
         return
     norms = federation.local_work(jax.random.key(config.seed), federation.n).norm
-    if warning := work_warning(federation.data.p, norms):
+    if warning := work_warning(federation.data.p, norms, names[config.algorithm.name]):
         print(f"simfbo: {warning}.", file=sys.stderr)
 
 
-def _fresh(config: RunConfig) -> Path:
-    """Return a folder under runs/ that does not exist yet."""
+def fresh(prefix: str, config: RunConfig, *suffixes: str) -> Path:
+    """Return a folder under runs/ that does not exist yet, named by what is run."""
     data = [getattr(config.task, "dataset", None), getattr(config.task, "partition", None)]
-    parts = [config.task.name, *filter(None, data), config.algorithm.name, f"seed{config.seed}"]
-    base = Path("runs") / "-".join(parts)
+    base = Path("runs") / "-".join(filter(None, [prefix, config.task.name, *data, *suffixes]))
     others = (base.with_name(f"{base.name}-{i}") for i in itertools.count(2))
     return next(path for path in itertools.chain([base], others) if not path.exists())
 
@@ -202,10 +192,3 @@ def _import(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"'{name}' cannot be imported: {error}.") from None
-
-
-def _cache_compilations() -> None:
-    """Keep compiled programs between runs, so that the second starts at once."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(root / "simfbo" / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -4,37 +4,33 @@ Light on purpose: nothing here imports JAX, so that `simfbo --help` and a mistyp
 once. `simfbo.build` turns a configuration into the objects of a run.
 """
 
+import copy
 import difflib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
+
+from simfbo.algorithm_config import (
+    ALGORITHMS,
+    MODELS,
+    SAMPLING,
+    Absent,
+    AlgorithmConfig,
+    Positive,
+    SimFBOConfig,
+    StepsConfig,
+    Strict,
 )
-
 from simfbo.errors import UserError
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-# TOML has no null: "none" and "full" stand for it where a value may be missing.
-Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
 
 
-class _Strict(BaseModel):
-    """No unknown keys, no silent conversions from text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class QuadraticConfig(_Strict):
+class QuadraticConfig(Strict):
     """A random quadratic with a closed form."""
 
     name: Literal["quadratic"]
@@ -47,7 +43,7 @@ class QuadraticConfig(_Strict):
     batch_size: Annotated[PositiveInt | None, Absent] = None
 
 
-class HyperRepresentationConfig(_Strict):
+class HyperRepresentationConfig(Strict):
     """A shared representation with a linear head, on images.
 
     Left out, `clients` is 100 (20 for the small digits) and `upper_share` 0.5 for iid clients and
@@ -80,37 +76,7 @@ TaskConfig = Annotated[QuadraticConfig | HyperRepresentationConfig, Field(discri
 TASKS = ("quadratic", "hyper-representation")
 
 
-class StepsConfig(_Strict):
-    """Step sizes for y, v and x; left out, they are the paper's."""
-
-    y: Positive = 0.2
-    v: Positive = 0.1
-    x: Positive = 0.05
-
-
-class SimFBOConfig(_Strict):
-    """SimFBO and ShroFBO take the same settings; left out, a server step is the local one."""
-
-    name: Literal["simfbo", "shrofbo"] = "simfbo"
-    local: StepsConfig = StepsConfig()
-    server: StepsConfig | None = None
-    server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
-    radius: Annotated[Positive | None, Absent] = 10.0
-    independent_batches: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        match values:
-            case {"local": dict() as local, "server": dict() as server}:
-                return {**values, "server": local | server}
-        return values
-
-
-ALGORITHMS = get_args(SimFBOConfig.model_fields["name"].annotation)
-
-
-class SamplingConfig(_Strict):
+class SamplingConfig(Strict):
     """Who takes part in a round; left out, `size` is 10, or all where there are fewer."""
 
     kind: Literal["everyone", "without-replacement", "with-replacement"] = "without-replacement"
@@ -123,7 +89,7 @@ class SamplingConfig(_Strict):
         return self
 
 
-class LocalWorkConfig(_Strict):
+class LocalWorkConfig(Strict):
     """How much each client does: `tau`, or `low` and `high` for a uniform draw."""
 
     tau: PositiveInt | list[PositiveInt] = 1
@@ -146,17 +112,32 @@ class LocalWorkConfig(_Strict):
         return self
 
 
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """Everything a run depends on; left out, `every` makes about 20 evaluations."""
 
     task: TaskConfig
-    algorithm: SimFBOConfig = SimFBOConfig()
+    algorithm: AlgorithmConfig = SimFBOConfig()
     sampling: SamplingConfig = SamplingConfig()
     local_work: LocalWorkConfig = LocalWorkConfig()
     engine: Literal["simulated", "debug"] = "simulated"
     rounds: PositiveInt = 500
     every: PositiveInt | None = None
     seed: int = Field(0, ge=0, lt=2**32)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """Return the settings with SimFBO for a missing name, and the method's own sampling."""
+        if not isinstance(values, dict):
+            return values
+        algorithm, who = values.get("algorithm", {}), values.get("sampling", {})
+        if isinstance(algorithm, dict):
+            algorithm = {"name": "simfbo", **algorithm}
+            kind = SAMPLING.get(str(algorithm["name"]))
+            if kind and isinstance(who, dict) and (kind != "everyone" or who.get("size") is None):
+                values = {**values, "sampling": {"kind": kind, **who}}
+            values = {**values, "algorithm": algorithm}
+        return values
 
 
 def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -169,13 +150,38 @@ def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
     Returns:
         The checked configuration.
     """
-    tree = _read(file) if file else {}
+    return checked(read(file) if file else {}, overrides)
+
+
+def checked(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration in nested dictionaries, with dotted keys on top."""
+    tree = copy.deepcopy(tree)
     for key, value in overrides.items():
         _put(tree, key, value)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
+
+
+def as_toml(config: RunConfig) -> str:
+    """Return the configuration as a TOML file that `simfbo run --config` reads."""
+    return "\n".join(_tables(config, ())) + "\n"
+
+
+def _tables(model: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a model: its values, then a table for each model inside."""
+    fields = {name: getattr(model, name) for name in type(model).model_fields}
+    tables = {name: value for name, value in fields.items() if isinstance(value, BaseModel)}
+    values = {name: value for name, value in fields.items() if name not in tables}
+    for name, value in sorted(values.items(), key=lambda item: item[0] != "name"):
+        if value is not None:
+            yield f"{name} = {json.dumps(value)}"
+        elif type(model).model_fields[name].default is not None:
+            yield f'{name} = "none"'
+    for name, table in tables.items():
+        yield f"\n[{'.'.join((*path, name))}]"
+        yield from _tables(table, (*path, name))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -194,7 +200,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> dict[str, Any]:
+    """Return a TOML file as nested dictionaries."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -216,7 +223,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _sentence(error: ValidationError) -> str:
     """Return the first complaint as one sentence that names the field."""
     first = error.errors()[0]
-    parts = [str(part) for part in first["loc"] if part not in TASKS]
+    parts = [str(part) for part in first["loc"] if part not in (*TASKS, *ALGORITHMS)]
     place = [part for part in parts if "constrained-int" not in part]
     field = ".".join(place) or "configuration"
     if first["type"] == "extra_forbidden":
@@ -226,7 +233,8 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "union_tag_not_found":
         return f"'{field}.name' is missing from the configuration."
     if first["type"] == "union_tag_invalid":
-        return f"'{field}.name' is wrong: use {' or '.join(TASKS)}, got {first['input']['name']!r}."
+        known = " or ".join(ALGORITHMS if field == "algorithm" else TASKS)
+        return f"'{field}.name' is wrong: use {known}, got {first['input']['name']!r}."
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "model_type":
         message = "Input should be a table of settings"
@@ -235,7 +243,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _suggestion(key: str) -> str:
     """Return ' Did you mean ...?' where a known key is close."""
-    models = (RunConfig, QuadraticConfig, HyperRepresentationConfig, SimFBOConfig, StepsConfig,
+    models = (RunConfig, QuadraticConfig, HyperRepresentationConfig, *MODELS, StepsConfig,
               SamplingConfig, LocalWorkConfig)  # fmt: skip
     known = sorted({name for model in models for name in model.model_fields})
     close = [match for match in difflib.get_close_matches(key, known, 2) if match != key][:1]

@@ -183,15 +183,18 @@ def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
     return p * norms / (p @ norms)
 
 
-def work_warning(p: np.ndarray, norms: np.ndarray) -> str | None:
-    """Return a sentence if unequal local work makes SimFBO's weights differ from p, else None."""
+def work_warning(p: np.ndarray, norms: np.ndarray, name: str = "SimFBO") -> str | None:
+    """Return a sentence if unequal local work makes a method's weights differ from p, else None.
+
+    The method adds what clients did, as SimFBO, FedBiO and MemFBO do.
+    """
     w = effective_weights(p, norms)
     gap = float(np.abs(w - p).sum() / 2)
     if gap < 1e-9:
         return None
     worst = int(np.argmax(np.abs(w / p - 1)))
     return (
-        "unequal local work biases SimFBO: use ShroFBO "
+        f"unequal local work biases {name}: use ShroFBO "
         f"({gap:.0%} of the weight is misplaced; client {worst} counts {w[worst] / p[worst]:.2g} "
         "times what it should)"
     )

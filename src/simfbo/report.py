@@ -3,7 +3,7 @@
 import html
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from simfbo.errors import UserError
 from simfbo.history import History, make_folder
 
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
-               "bytes_up", "seconds", "projected")  # fmt: skip
-_COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#00798c")
+               "bytes_up", "seconds", "cpu_seconds", "projected")  # fmt: skip
+COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#00798c", "#7f5539")
 
 
 def metrics(history: History) -> list[str]:
@@ -65,14 +65,14 @@ def draw(
     names = labels(histories) if names is None else names
     distinct = list(dict.fromkeys(names))
     for i, (history, name) in enumerate(zip(histories, names, strict=True)):
-        colour = _COLOURS[distinct.index(name) % len(_COLOURS)]
+        colour = COLOURS[distinct.index(name) % len(COLOURS)]
         shown = name if name not in names[:i] else None
         for ax, (_, along) in zip(axes, _axes(history), strict=True):
             ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
-        _style(ax, name)
+        style(ax, name)
     axes[0].set_ylabel(metric.replace("_", " "))
-    if _wide([history.column(metric) for history in histories]):
+    if spans_decades([history.column(metric) for history in histories]):
         axes[0].set_yscale("log")
     axes[0].legend(frameon=False, fontsize=8)
     return figure
@@ -80,14 +80,18 @@ def draw(
 
 def save(histories: Sequence[History], directory: Path, metric: str | None = None) -> list[Path]:
     """Write figure.png, figure.svg and report.html, and return their paths."""
-    figure = draw(histories, metric)
+    return write(draw(histories, metric), directory, lambda svg: page(histories, svg))
+
+
+def write(figure: Figure, directory: Path, as_page: Callable[[str], str]) -> list[Path]:
+    """Write a figure in two forms and the page around it, and return their paths."""
     make_folder(directory)
     FigureCanvasAgg(figure).print_png(str(directory / "figure.png"))
     svg = io.BytesIO()
     FigureCanvasSVG(figure).print_svg(svg)
     text = svg.getvalue().decode()
     (directory / "figure.svg").write_text(text, encoding="utf-8")
-    (directory / "report.html").write_text(page(histories, text), encoding="utf-8")
+    (directory / "report.html").write_text(as_page(text), encoding="utf-8")
     return [directory / name for name in ("figure.png", "figure.svg", "report.html")]
 
 
@@ -136,11 +140,13 @@ def size(count: int) -> str:
     return f"{value:.3g} {unit}"
 
 
-def page(histories: Sequence[History], svg: str) -> str:
-    """Return one HTML page that needs nothing else."""
-    runs = "".join(map(_section, histories, labels(histories)))
+def page(
+    histories: Sequence[History], svg: str, names: Sequence[str] | None = None, table: str = ""
+) -> str:
+    """Return one HTML page that needs nothing else; `table` (HTML) stands below the figure."""
+    runs = "".join(map(_section, histories, labels(histories) if names is None else names))
     drawing = svg[svg.index("<svg") :]
-    return _PAGE.replace("{figure}", drawing).replace("{runs}", runs)
+    return _PAGE.replace("{figure}", drawing).replace("{runs}", table + runs)
 
 
 def _section(history: History, name: str) -> str:
@@ -180,13 +186,14 @@ def _axes(history: History) -> list[tuple[str, Any]]:
     ]
 
 
-def _style(ax: Axes, name: str) -> None:
+def style(ax: Axes, name: str) -> None:
+    """Name the horizontal axis and quieten the frame."""
     ax.set_xlabel(name)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _wide(columns: Sequence[Sequence[float]]) -> bool:
+def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
     """Return whether the values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())

@@ -105,22 +105,23 @@ def _loop(
     """Return how the run ended, after filling the history."""
     rounds, root = history.header["rounds"], jax.random.key(history.header["seed"])
     fold = jax.jit(jax.random.fold_in)
-    history.state, done, seconds = algorithm.init(x0, y0), 0, 0.0
+    history.state, done, spent = algorithm.init(x0, y0), 0, (0.0, 0.0)
 
     def look() -> dict[str, Any]:
-        record = _record(done, federation, seconds, evaluate, history.state)
+        record = _record(done, federation, spent, evaluate, history.state)
         history.records.append(record)
         writer.write("record", record)
         return record
 
     try:
         for t in range(rounds + 1):
-            begin, due = time.perf_counter(), t % every == 0 or t == rounds
+            begin, due = _clocks(), t % every == 0 or t == rounds
             if t:
                 history.state = algorithm.round(history.state, federation, fold(root, t))
             if due:
                 jax.block_until_ready(history.state)
-            done, seconds = t, seconds + time.perf_counter() - begin
+            wall, cpu = _clocks()
+            done, spent = t, (spent[0] + wall - begin[0], spent[1] + cpu - begin[1])
             record = look() if due else None
             if record and _diverged(record, history.state):
                 return "diverged"
@@ -136,7 +137,11 @@ def _loop(
 
 
 def _record(
-    t: int, federation: Federation, seconds: float, evaluate: Evaluate | None, state: Any
+    t: int,
+    federation: Federation,
+    spent: tuple[float, float],
+    evaluate: Evaluate | None,
+    state: Any,
 ) -> dict[str, Any]:
     """Return one line of the history."""
     sent = federation.ledger.total._asdict()
@@ -145,10 +150,16 @@ def _record(
         "round": t,
         "communication_rounds": sent.pop("rounds"),
         **sent,
-        "seconds": round(seconds, 6),
+        "seconds": round(spent[0], 6),
+        "cpu_seconds": round(spent[1], 6),
         **({"projected": int(state.projected)} if hasattr(state, "projected") else {}),
         **{name: float(value) for name, value in metrics.items()},
     }
+
+
+def _clocks() -> tuple[float, float]:
+    """Return wall-clock and processor seconds, all threads of this process together."""
+    return time.perf_counter(), time.process_time()
 
 
 def _diverged(record: dict[str, Any], state: Any) -> bool:

@@ -12,8 +12,8 @@ from simfbo.cli import main
 def somewhere(tmp_path, monkeypatch):
     """Run every test in an empty folder, with tables wide enough to read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "_cache_compilations", lambda: None)
-    monkeypatch.setattr(commands._OUT, "_width", 300)
+    monkeypatch.setattr(commands, "keep_compilations", lambda: None)
+    monkeypatch.setattr(commands.OUT, "_width", 300)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 

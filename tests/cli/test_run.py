@@ -97,7 +97,7 @@ def test_run_on_digits(simfbo):
 
 
 def test_interrupted(simfbo, monkeypatch):
-    watched = commands.run
+    watched = commands.run_config
 
     def interrupted(*arguments, on_round, **options):
         def stop(t, record):

@@ -5,7 +5,7 @@ No product with a Hessian: the lower problem enters as a penalty, and the hyperg
 difference of two gradients. One communication round per iteration, as SimFBO.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -54,8 +54,8 @@ def memfbo(
 
     Args:
         problem: the two losses.
-        local: the clients' step sizes for y, u (in the place of v) and x. The step of u is given in
-            units of 1/lambda, so that it need not change with the penalty.
+        local: the clients' step sizes. That of y serves u too, and v is not used: where x moves, y
+            and u must follow alike, since lambda times their difference enters d_x.
         server: as in `simfbo`.
         penalty: lambda. A large one brings a small bias, and needs as many digits.
 
@@ -68,8 +68,8 @@ def memfbo(
     """
     if not 0 < penalty < float("inf"):
         raise UserError(f"The penalty must be a positive number, got {penalty}.")
-    steps = local_steps(penalised_directions(problem, penalty), local)
-    init_base, advance = server_side(local if server is None else server, None)
+    steps = local_steps(penalised_directions(problem, penalty), _alike(local))
+    init_base, advance = server_side(_alike(local if server is None else server), None)
 
     def memfbo_step(payload: Point, client: Client) -> Point:
         return steps(payload, client)
@@ -85,6 +85,11 @@ def memfbo(
 
     bias = "MemFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
     return Algorithm("MemFBO", init, round, (memfbo_step,), {"unequal local work": bias})
+
+
+def _alike(sizes: Any) -> Any:
+    """Return the step sizes with that of y for u."""
+    return sizes._replace(v=sizes.y)
 
 
 def penalised_directions(problem: BilevelProblem, penalty: float) -> Draw:

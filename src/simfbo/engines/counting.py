@@ -31,7 +31,9 @@ class CountingFederation(Engine):
         return sums_of_nothing(cohort.weights, message)
 
 
-def cost(algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree) -> Ledger:
+def cost(
+    algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
+) -> Ledger:
     """Return the ledger of one iteration of `algorithm`, without a client computing anything.
 
     Args:
@@ -39,10 +41,13 @@ def cost(algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree) -> Le
         federation: the engine it would run on; its sampler and local work are used, nothing else.
         x0: initial x, for its shape.
         y0: initial y, for its shape.
+        iterations: how many to count, for methods whose iterations differ.
 
     Returns:
-        What one call of `algorithm.round` sends.
+        What the iterations send together.
     """
     counting = CountingFederation(federation.data, federation.sampler, federation.local_work)
-    algorithm.round(algorithm.init(x0, y0), counting, jax.random.key(0))
+    state = algorithm.init(x0, y0)
+    for key in jax.random.split(jax.random.key(0), iterations):
+        algorithm.round(state, counting, key)
     return counting.ledger

@@ -63,7 +63,9 @@ def hyper_representation(
     loss = cross_entropy(logits)
     problem = BilevelProblem(loss, regularised(loss, regularisation))
     evaluate = evaluator(logits, images)
-    return Task("hyper-representation", problem, data, x0, y0, evaluate, "test_accuracy")
+    return Task(
+        "hyper-representation", problem, data, x0, y0, evaluate, "test_accuracy", "train_accuracy"
+    )
 
 
 def scores(model: Model, mean: float, deviation: float) -> Logits:

@@ -18,6 +18,7 @@ class Task(NamedTuple):
         y0: initial lower variable.
         evaluate: (state) -> metrics by name.
         metric: the metric to watch.
+        tuned_by: the metric that tuning may look at, where that is another one: never of test data.
     """
 
     name: str
@@ -27,3 +28,4 @@ class Task(NamedTuple):
     y0: PyTree
     evaluate: Callable[[Any], dict[str, float]]
     metric: str
+    tuned_by: str = ""

@@ -1,0 +1,114 @@
+"""What `simfbo compare` and `simfbo tune` do, once their arguments are checked."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from simfbo import comparison, report
+from simfbo.commands import OUT, fresh, progress_bar
+from simfbo.config import RunConfig, as_toml
+from simfbo.errors import UserError
+from simfbo.history import History, make_folder
+from simfbo.sweep import sweep
+
+
+def compare(
+    methods: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    targets: Sequence[float],
+    options: argparse.Namespace,
+) -> int:
+    """Run all methods with all seeds; write and print table and figures."""
+    directory = options.output or fresh("compare", next(iter(methods.values())))
+    make_folder(directory)
+    jobs = comparison.jobs(methods, seeds, directory)
+    OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+    with progress_bar(options.quiet) as progress:
+        bar = progress.add_task(f"{len(jobs)} runs, iterations", total=None)
+        show = lambda done, total: progress.update(bar, completed=done, total=total)  # noqa: E731
+        histories = _going_on(directory, jobs, options, show)
+    groups: dict[str, list[History]] = {name: [] for name in methods}
+    for job, history in zip(jobs, histories, strict=True):
+        groups[job.directory.name.rpartition("-seed")[0]].append(history)
+    metric = options.metric or report.metrics(histories[0])[0]
+    rows = comparison.rows(groups, metric, targets)
+    comparison.save(groups, metric, rows, directory)
+    _print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    OUT.print(f"Table, figures and page are in {directory}", markup=False)
+    return 0
+
+
+def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.Namespace) -> int:
+    """Find step sizes; print the winner as TOML."""
+    from simfbo import tuning
+
+    directory = options.output or fresh("tune", config, config.algorithm.name)
+    with progress_bar(options.quiet) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(stage: int, stages: int, done: int, total: int) -> None:
+            text = f"stage {stage + 1} of {stages}, iterations"
+            progress.update(bar, description=text, completed=done, total=total)
+
+        try:
+            tuned = tuning.tune(
+                config, directory, budget=options.budget, trials=options.trials, space=space,
+                metric=options.metric, workers=_workers(options), data_dir=options.data_dir,
+                on_progress=show,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise _interrupted(directory) from None
+    _print_table(_trials(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
+    OUT.print(f"# The best of them, also in {directory / 'best.toml'}\n", markup=False)
+    OUT.print(as_toml(tuned.best), markup=False)
+    return 0
+
+
+def _going_on(directory: Path, jobs: Sequence, options: argparse.Namespace, show: Any) -> list:
+    """Return the histories of all jobs; interrupted, say how to go on."""
+    try:
+        return sweep(jobs, _workers(options), options.data_dir, show)
+    except KeyboardInterrupt:
+        raise _interrupted(directory) from None
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with a sentence that says how to go on."""
+
+
+def _interrupted(directory: Path) -> Interrupted:
+    return Interrupted(f"interrupted; the same command with --output {directory} goes on from here")
+
+
+def _workers(options: argparse.Namespace) -> int:
+    """Return how many runs go side by side; a run keeps about two cores busy."""
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {options.jobs}.")
+    return options.jobs or max(1, (os.cpu_count() or 1) // 2)
+
+
+def _trials(results: Sequence) -> list[dict[str, str]]:
+    """Return the results of all trials as a table, the best of each stage first."""
+    return [
+        {
+            "stage": str(result.stage + 1),
+            "trial": str(result.trial),
+            **{key: f"{value:g}" for key, value in result.settings.items()},
+            "iterations": f"{result.iterations:,}",
+            "result": result.status if result.score is None else f"{result.score:.4g}",
+        }
+        for result in results
+    ]
+
+
+def _print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:
+    table = Table(title=title)
+    for i, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row.values())
+    OUT.print(table)

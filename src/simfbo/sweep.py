@@ -1,0 +1,163 @@
+"""Many runs side by side, each in a worker process; a run that has ended is not run again.
+
+Light on purpose: JAX is imported in the workers only.
+"""
+
+import multiprocessing
+import queue
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simfbo.config import RunConfig
+from simfbo.errors import UserError
+from simfbo.history import FILE, History
+
+if TYPE_CHECKING:
+    from simfbo.tasks import Task
+
+OnProgress = Callable[[int, int], None]
+_SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
+
+
+class Job(NamedTuple):
+    """One run: its settings and the folder of its history."""
+
+    config: RunConfig
+    directory: Path
+
+
+def sweep(
+    jobs: Sequence[Job],
+    workers: int = 1,
+    data_dir: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[History]:
+    """Return the histories of all jobs, after running those that have not ended yet.
+
+    Interrupted or killed, it goes on where it stopped when it is called again: a run that had
+    finished or diverged is kept, one that was under way begins anew.
+
+    Args:
+        jobs: the runs, each with a folder of its own.
+        workers: processes side by side; a run keeps about two cores busy.
+        data_dir: folder of the data sets.
+        on_progress: called with the iterations done and the iterations in all.
+
+    Returns:
+        A history per job, in the same order.
+    """
+    waiting = [job for job in jobs if _ended(job) is None]
+    if waiting:
+        _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _tell(jobs, on_progress))
+    _tell(jobs, on_progress)
+    return [History.load(job.directory) for job in jobs]
+
+
+def _ended(job: Job) -> History | None:
+    """Return the history of a job that has ended; None where it must (still) be run."""
+    if not (job.directory / FILE).is_file():
+        return None
+    history = History.load(job.directory)
+    if history.header["config"] != job.config.model_dump(mode="json"):
+        raise UserError(
+            f"{job.directory} holds a run with other settings: choose another output folder."
+        )
+    return history if (history.end or {}).get("status") in ("finished", "diverged") else None
+
+
+def _run_all(
+    jobs: Sequence[Job], workers: int, data_dir: Path | None, tell: Callable[[], None]
+) -> None:
+    """Run the jobs in worker processes; none is left behind, however this ends."""
+    todo, done = _SPAWN.Queue(), _SPAWN.Queue()
+    for job in [*jobs, *[None] * workers]:
+        todo.put(job)
+    processes = [
+        _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
+        for _ in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in jobs:
+            _await_one(processes, done, tell)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
+    """Return when another job has ended; raise what went wrong in it."""
+    while True:
+        try:
+            wrong = done.get(timeout=0.5)
+            break
+        except queue.Empty:
+            tell()
+        if any(process.exitcode for process in processes):
+            raise UserError(
+                "A worker process was killed, perhaps for want of memory: try --jobs 1. What had "
+                "finished is kept; the same command goes on from there."
+            )
+    if wrong is not None:
+        raise wrong
+
+
+def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
+    """Run jobs until there are no more; the body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    from simfbo.build import keep_compilations
+
+    keep_compilations()
+    for job in iter(todo.get, None):
+        try:
+            run_job(job, data_dir)
+            done.put(None)
+        except UserError as error:
+            done.put(error)
+        except Exception as error:
+            done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
+
+
+def run_job(job: Job, data_dir: Path | None = None) -> History:
+    """Return the history of one job, run in this process from its beginning."""
+    from simfbo.build import run_config
+
+    shutil.rmtree(job.directory, ignore_errors=True)
+    return run_config(job.config, _task(job.config, data_dir), job.directory)
+
+
+def _task(config: RunConfig, data_dir: Path | None) -> "Task":
+    """Return the task of a configuration; the last one built is kept for the next job."""
+    return _build(config.model_dump_json(include={"task", "seed"}), data_dir)
+
+
+@lru_cache(maxsize=1)
+def _build(config: str, data_dir: Path | None) -> "Task":
+    from simfbo.build import build_task
+
+    return build_task(RunConfig.model_validate_json(config), data_dir)
+
+
+def _tell(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
+    """Report how many iterations of how many are done, as the histories say."""
+    if on_progress is not None:
+        on_progress(sum(map(_progress, jobs)), sum(job.config.rounds for job in jobs))
+
+
+def _progress(job: Job) -> int:
+    """Return how many iterations of a job are behind us; all, once it has ended."""
+    if not (job.directory / FILE).is_file():
+        return 0
+    try:
+        history = History.load(job.directory)
+    except UserError:  # its first line is being written
+        return 0
+    if history.end is not None:
+        return job.config.rounds
+    return history.records[-1]["round"] if history.records else 0
