@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo import algorithms as methods
 from simfbo import trees
 from simfbo.algorithms.simfbo import Steps
 from simfbo.engines.counting import cost
@@ -32,6 +33,33 @@ Factory = Callable[[BilevelProblem, Steps, Steps], Algorithm]
 Measure = Callable[[Factory], float]
 
 GAMMA = Steps(y=0.2, v=0.2, x=0.1)
+
+# The library's own methods, as the laws call them: where a method has no server steps, its steps
+# are the server's, and series are long enough to be exact to the laws' limits.
+BUILT_IN: dict[str, Factory] = {
+    "simfbo": methods.simfbo,
+    "shrofbo": methods.shrofbo,
+    "fednest": lambda problem, local, server: methods.fednest(
+        problem, server._replace(v=0.45), neumann_terms=30
+    ),
+    "fednest-as-released": lambda problem, local, server: methods.fednest(
+        problem, server, mode="as_released"
+    ),
+    "lfednest": lambda problem, local, server: methods.lfednest(
+        problem, server._replace(v=0.3), neumann_terms=10
+    ),
+    "aggitd": lambda problem, local, server: methods.aggitd(
+        problem, server._replace(v=0.3), lower_rounds=4
+    ),
+    "fedbio": lambda problem, local, server: methods.fedbio(problem, server),
+    "fedmbo": lambda problem, local, server: methods.fedmbo(
+        problem, server._replace(v=0.2), neumann_terms=4
+    ),
+    "fedmbo-as-released": lambda problem, local, server: methods.fedmbo(
+        problem, server._replace(v=0.2), neumann_terms=3, mode="as_released"
+    ),
+    "memfbo": lambda problem, local, server: methods.memfbo(problem, local, server, penalty=1e4),
+}
 
 
 class Law(NamedTuple):

@@ -160,8 +160,8 @@ def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> Non
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="as simfbo:shrofbo; called with "
-                        "(problem, local, server)")  # fmt: skip
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="called with (problem, local, "
+                        "server); or the name of one of ours, as fednest")  # fmt: skip
     parser.add_argument("--single-loop", action="store_true", help="also the laws of SimFBO's "
                         "family (SOBA, eta, sampling, drift)")  # fmt: skip
 

@@ -67,7 +67,7 @@ def show_cost(config: RunConfig, data_dir: Path | None) -> int:
 
 def check(name: str, single_loop: bool) -> int:
     """Try the laws on the factory at MODULE:FACTORY; return 1 if one is broken."""
-    factory = _import(name)
+    factory = checks.BUILT_IN.get(name) or _import(name)
     broken = 0
     laws = checks.LAWS + (checks.SINGLE_LOOP_LAWS if single_loop else ())
     for law in laws:
@@ -186,7 +186,7 @@ def _import(name: str) -> Any:
     """Return the object at MODULE:NAME."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
-        raise UserError(f"'{name}' is no factory: write MODULE:FACTORY, as simfbo:shrofbo.")
+        raise UserError(f"'{name}' is no factory: write MODULE:FACTORY, as my_module:mine.")
     sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)

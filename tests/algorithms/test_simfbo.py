@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from simfbo import Server, SimulatedFederation, Steps, checks, run, shrofbo, simfbo
+from simfbo import Server, SimulatedFederation, Steps, run, shrofbo, simfbo
 from simfbo.algorithms.simfbo import drawn_directions, local_steps, project
 from simfbo.diagnostics import effective_weights
 from simfbo.errors import UserError
@@ -34,15 +34,6 @@ def end(algorithm, federation, rounds=800, task=TASK, seed=0):
     return run(
         algorithm, federation, task.x0, task.y0, rounds=rounds, every=rounds, seed=seed
     ).state
-
-
-@pytest.mark.parametrize("law", checks.LAWS + checks.SINGLE_LOOP_LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("factory", [simfbo, shrofbo])
-def test_laws(factory, law):
-    finding = checks.examine(factory, law)
-    assert finding.passed, checks.describe(finding)
-    biased = factory is simfbo and law.name == "unequal local work"
-    assert (finding.bias is not None) == biased
 
 
 @pytest.mark.parametrize("rule", [momentum(0.0), momentum(0.6)])

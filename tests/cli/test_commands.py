@@ -120,9 +120,9 @@ def test_check_adds_the_single_loop_laws(simfbo, one_law, monkeypatch):
 @pytest.mark.parametrize(
     ("factory", "sentence"),
     [
-        ("simfbo", "'simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
-        (":simfbo", "':simfbo' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
-        ("simfbo:", "'simfbo:' is no factory: write MODULE:FACTORY, as simfbo:shrofbo."),
+        ("simfb", "'simfb' is no factory: write MODULE:FACTORY, as my_module:mine."),
+        (":simfbo", "':simfbo' is no factory: write MODULE:FACTORY, as my_module:mine."),
+        ("simfbo:", "'simfbo:' is no factory: write MODULE:FACTORY, as my_module:mine."),
         ("no_such:x", "'no_such:x' cannot be imported: No module named 'no_such'."),
         (
             "simfbo:x",

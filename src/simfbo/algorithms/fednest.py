@@ -99,14 +99,20 @@ def fednest(
         x = add(x, federation.aggregate(upper_svrg, (x, y, h), cohort, next(keys)))
         return Point(x, y, v)
 
-    biases = {"ledger is cost": "The number of products is drawn anew every iteration."}
-    noise = {law: _JITTER for law in ("sends changes", "finds the solution")}
-    return Algorithm(
-        "FedNest", start, round, (*ask, lower_svrg, upper_svrg), biases | noise if drawn else {}
-    )
+    biases = _RELEASED if released else _DRAWN if drawn else {}
+    return Algorithm("FedNest", start, round, (*ask, lower_svrg, upper_svrg), biases)
 
 
-_JITTER = "The length of the series is drawn, so x jitters about the solution."
+def _everywhere(why: str) -> dict[str, str]:
+    """Return the laws that a wrong or jittering v breaks, with the reason."""
+    return dict.fromkeys(("sends changes", "finds the solution", "unequal local work"), why)
+
+
+_RELEASED = _everywhere("The released series is not that of the inverse Hessian.")
+_DRAWN = {
+    "ledger is cost": "The number of products is drawn in every iteration.",
+    **_everywhere("The length of the series is drawn, so x jitters about the solution."),
+}
 
 
 def local_svrg(

@@ -1,0 +1,404 @@
+"""The methods beside SimFBO, each against a second implementation in NumPy and closed forms.
+
+All on a quadratic of five clients that differ, in double precision and with full batches:
+grad_y g_i = A_i y - B_i x - c_i, grad_y f_i = C_i (y - t_i), grad_x f_i = D_i (x - s_i),
+grad^2_yy g_i = A_i and grad^2_xy g_i v = -B_i' v.
+"""
+
+import importlib
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from simfbo import (
+    SimulatedFederation,
+    Steps,
+    aggitd,
+    checks,
+    fedbio,
+    fedmbo,
+    fednest,
+    lfednest,
+    memfbo,
+)
+from simfbo.algorithms.memfbo import penalised_directions
+from simfbo.errors import UserError
+from simfbo.local_work import constant, fixed, momentum
+from simfbo.problem import Point
+from simfbo.sampling import Cohort, with_replacement
+from simfbo.tasks import random_quadratic
+
+TAUS = [1, 2, 3, 5, 9]
+WEIGHTS = np.arange(1, 6) / 15
+Q = random_quadratic(5, 3, 4, seed=1)
+TASK = Q.task(np.arange(1, 6))
+TRUTH = Q.closed_form(WEIGHTS)
+STEPS = Steps(y=0.2, v=0.15, x=0.1)
+RNG = np.random.default_rng(0)
+START = Point(RNG.normal(size=3), RNG.normal(size=4), RNG.normal(size=4))
+KEY = jax.random.key(3)
+FEDNEST, AGGITD, FEDMBO = (
+    importlib.import_module(f"simfbo.algorithms.{name}") for name in ("fednest", "aggitd", "fedmbo")
+)
+
+
+def g_y(i, x, y):
+    return Q.A[i] @ y - Q.B[i] @ x - Q.c[i]
+
+
+def f_y(i, x, y):
+    return Q.C[i] @ (y - Q.t[i])
+
+
+def f_x(i, x, y):
+    return Q.D[i] @ (x - Q.s[i])
+
+
+def mean(values):
+    """Return the weighted sum over clients."""
+    return sum(w * value for w, value in zip(WEIGHTS, values, strict=True))
+
+
+def svrg(z, gradient, average, step):
+    """Return z after one round of variance-reduced local steps by everyone."""
+    ends = []
+    for i, tau in enumerate(TAUS):
+        own = z
+        for _ in range(tau):
+            own = own - step / tau * (gradient(i, own) - gradient(i, z) + average)
+        ends.append(own - z)
+    return z + mean(ends)
+
+
+def fed_inn(x, y):
+    q = mean(g_y(i, x, y) for i in range(5))
+    return svrg(y, lambda i, y: g_y(i, x, y), q, STEPS.y)
+
+
+def fed_out(x, y, v):
+    h = mean(f_x(i, x, y) + Q.B[i].T @ v for i in range(5))
+    return svrg(x, lambda i, x: f_x(i, x, y), h, STEPS.x)
+
+
+UNEQUAL = SimulatedFederation(TASK.data, local_work=fixed(TAUS))
+
+
+def once(algorithm, state=START, federation=UNEQUAL):
+    """Return the state after one iteration."""
+    return algorithm.round(jax.tree.map(np.asarray, state), federation, KEY)
+
+
+def alike(state, *expected):
+    for got, want in zip((state.x, state.y, getattr(state, "v", None)), expected, strict=False):
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+# FedNest
+
+
+def test_fednest_is_its_equations():
+    x, y, _ = START
+    for _ in range(3):
+        y = fed_inn(x, y)
+    term = total = mean(f_y(i, x, y) for i in range(5))
+    for _ in range(4):
+        term = term - STEPS.v * mean(Q.A[i] @ term for i in range(5))
+        total = total + term
+    v = STEPS.v * total
+    alike(once(fednest(TASK.problem, STEPS, 3, 4)), fed_out(x, y, v), y, v)
+
+
+def test_fednest_as_released_is_its_formula():
+    x, y = START.x, fed_inn(START.x, START.y)
+    first = mean(f_y(i, x, y) for i in range(5))
+    total = first
+    for j in range(1, 5):
+        powers = [np.linalg.matrix_power(np.eye(4) - STEPS.x * Q.A[i], j) for i in range(5)]
+        total = total + mean(power @ first for power in powers) / j
+    v = STEPS.x * total
+    released = fednest(TASK.problem, STEPS, 1, 4, mode="as_released")
+    alike(once(released), fed_out(x, y, v), y, v)
+
+
+def test_fednest_as_released_answers_from_all_samples():
+    noisy = Q.task(np.arange(1, 6), samples=4, noise=1.0, batch_size=1)
+    exact = Q.task(np.arange(1, 6), samples=4, noise=1.0)
+    ends = []
+    for task in (noisy, exact):
+        algorithm = fednest(task.problem, STEPS, 1, 3, "as_released", one_upper_step=True)
+        ends.append(algorithm.round(Point(*START), SimulatedFederation(task.data), KEY))
+    for got, want in zip(*ends, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("mode", "low", "high"), [("paper", 0, 1e-8), ("as_released", 0.5, 1)])
+def test_the_true_series_converges_and_the_released_one_does_not(mode, low, high):
+    steps = Steps(y=1e-30, v=0.05, x=0.05)
+    state = Point(START.x, TRUTH.y(START.x), START.v)
+    v = once(fednest(TASK.problem, steps, 1, 400, mode), state).v
+    error = np.linalg.norm(v - TRUTH.v(START.x)) / np.linalg.norm(TRUTH.v(START.x))
+    assert low <= error <= high
+
+
+def test_drawn_terms_have_the_mean_of_the_series(monkeypatch):
+    algorithm, vs = fednest(TASK.problem, STEPS, 1, 6, drawn=True), []
+    for terms in range(6):
+        monkeypatch.setattr(FEDNEST, "draw_terms", lambda key, count, terms=terms: terms)
+        vs.append(once(algorithm).v)
+    summed = once(fednest(TASK.problem, STEPS, 1, 5)).v
+    np.testing.assert_allclose(np.mean(vs, axis=0), summed, rtol=1e-12)
+
+
+def test_terms_are_drawn_uniformly():
+    counts = np.bincount([FEDNEST.draw_terms(k, 4) for k in jax.random.split(KEY, 2000)])
+    assert len(counts) == 4
+    assert np.abs(counts - 500).max() < 4 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_one_upper_step_ignores_tau():
+    state = once(fednest(TASK.problem, STEPS, one_upper_step=True))
+    h = mean(f_x(i, START.x, state.y) + Q.B[i].T @ state.v for i in range(5))
+    np.testing.assert_allclose(state.x, START.x - STEPS.x * h, rtol=1e-12)
+    assert np.abs(state.x - fed_out(START.x, state.y, state.v)).max() > 1e-3
+
+
+# LFedNest
+
+
+def test_lfednest_is_its_equations():
+    x, y = START.x, START.y
+    for _ in range(2):
+        ends = []
+        for i, tau in enumerate(TAUS):
+            own = y
+            for _ in range(tau):
+                own = own - STEPS.y / tau * g_y(i, x, own)
+            ends.append(own - y)
+        y = y + mean(ends)
+    changes = []
+    for i, tau in enumerate(TAUS):
+        own = x
+        for _ in range(tau):
+            term = total = f_y(i, own, y)
+            for _ in range(3):
+                term = term - STEPS.v * Q.A[i] @ term
+                total = total + term
+            own = own - STEPS.x / tau * (f_x(i, own, y) + Q.B[i].T @ (STEPS.v * total))
+        changes.append(own - x)
+    alike(once(lfednest(TASK.problem, STEPS, 2, 3), START[:2]), x + mean(changes), y)
+
+
+def test_lfednest_ends_where_the_mean_of_own_hypergradients_vanishes():
+    def biased(x):
+        y = TRUTH.y(x)
+        own = (f_x(i, x, y) + Q.B[i].T @ np.linalg.solve(Q.A[i], f_y(i, x, y)) for i in range(5))
+        return mean(own)
+
+    offset = biased(np.zeros(3))
+    slope = np.stack([biased(e) - offset for e in np.eye(3)], axis=1)
+    wrong = np.linalg.solve(slope, -offset)
+    algorithm = lfednest(TASK.problem, STEPS._replace(v=0.25), 3, 60)
+    federation, state = SimulatedFederation(TASK.data), algorithm.init(TASK.x0, TASK.y0)
+    for key in jax.random.split(KEY, 300):
+        state = algorithm.round(state, federation, key)
+    assert np.linalg.norm(state.x - wrong) < 1e-5
+    assert np.linalg.norm(TRUTH.x() - wrong) > 0.1
+
+
+# FBO-AggITD
+
+
+def test_aggitd_is_its_equations(monkeypatch):
+    algorithm = aggitd(TASK.problem, STEPS, 4)
+    for first in range(4):
+        monkeypatch.setattr(AGGITD, "draw_terms", lambda key, count, first=first: first)
+        x, y, z = START
+        for t in range(4):
+            if t == first:
+                z = mean(f_y(i, x, y) for i in range(5))
+            elif t > first:
+                z = z - STEPS.v * mean(Q.A[i] @ z for i in range(5))
+            y = fed_inn(x, y)
+        v = STEPS.v * 4 * z
+        alike(once(algorithm), fed_out(x, y, v), y, v)
+
+
+def test_aggitd_error_falls_as_it_should(monkeypatch):
+    """At y*(x) the mean over Q is the series of K terms, whose error is (I - lambda A)^K v*."""
+    state, best = Point(START.x, TRUTH.y(START.x), START.v), TRUTH.v(START.x)
+    slowest = 1 - STEPS.v * np.linalg.eigvalsh(TRUTH.A).min()
+    errors = []
+    for K in (2, 16, 17):
+        algorithm, vs = aggitd(TASK.problem, STEPS, K), []
+        for first in range(K):
+            monkeypatch.setattr(AGGITD, "draw_terms", lambda key, count, first=first: first)
+            vs.append(once(algorithm, state).v)
+        gap = np.mean(vs, axis=0) - best
+        exact = np.linalg.matrix_power(np.eye(4) - STEPS.v * TRUTH.A, K) @ best
+        np.testing.assert_allclose(gap, -exact, rtol=1e-10, atol=1e-12)
+        errors.append(np.linalg.norm(gap))
+        assert errors[-1] <= slowest**K * np.linalg.norm(best)
+    assert errors[-1] / errors[-2] == pytest.approx(slowest, rel=0.05)
+
+
+# FedBiO
+
+
+def test_fedbio_is_its_equations_with_a_projection_that_acts():
+    changes = []
+    for i, tau in enumerate(TAUS):
+        x, y, v = START
+        for _ in range(tau):
+            d_x, d_v = f_x(i, x, y) + Q.B[i].T @ v, Q.A[i] @ v - f_y(i, x, y)
+            x, y, v = x - STEPS.x * d_x, y - STEPS.y * g_y(i, x, y), v - STEPS.v * d_v
+            v = v * min(1, 1.2 / np.linalg.norm(v))
+        changes.append((x - START.x, y - START.y, v - START.v))
+    expected = [z + mean(part) for z, part in zip(START, zip(*changes), strict=True)]
+    alike(once(fedbio(TASK.problem, STEPS, radius=1.2)), *expected)
+    far = once(fedbio(TASK.problem, STEPS))
+    assert np.linalg.norm(far.v - expected[2]) > 0.1
+
+
+@pytest.mark.parametrize("factory", [fedbio, lambda problem, steps: fedbio(problem, steps, 1e9)])
+def test_fedbio_with_one_local_step_is_soba(factory):
+    soba = checks.SINGLE_LOOP_LAWS[0]
+    assert soba.name == "centralised SOBA"
+    assert checks.examine(lambda problem, local, server: factory(problem, server), soba).passed
+
+
+# FedMBO
+
+
+def hypergradient_of_the_truncated_series(x, y, step, terms):
+    slope = TRUTH.C @ y - TRUTH.Ct
+    matrix = np.eye(4) - step * TRUTH.A
+    v = step * sum(np.linalg.matrix_power(matrix, j) @ slope for j in range(terms))
+    return TRUTH.D @ x - TRUTH.Ds + TRUTH.B.T @ v, v
+
+
+def chains(size, hops, monkeypatch, terms=2, mode="paper"):
+    """Return the mean of x's direction and of v over all draws of cohorts and orders."""
+    steps = Steps(y=1e-30, v=0.1, x=1.0)
+    algorithm = fedmbo(TASK.problem, steps, 1, terms, mode)
+    queue: list = []
+    federation = SimulatedFederation(
+        TASK.data, lambda key, p: Cohort(ids := np.array(queue.pop(0)), p[ids] * 5 / size)
+    )
+    orders: list = []
+
+    def shuffle(stacked, key):
+        return jax.tree.map(lambda a: a[np.array(orders.pop(0))], stacked)
+
+    monkeypatch.setattr(FEDMBO, "draw_terms", lambda key, count: hops)
+    monkeypatch.setattr(FEDMBO, "_shuffle", shuffle)
+    cohorts = list(itertools.product(range(5), repeat=size))
+    permutations = list(itertools.permutations(range(size)))
+    found = []
+    for drawn in itertools.product(cohorts, repeat=hops + 2):
+        for turned in itertools.product(permutations, repeat=hops + 1):
+            queue[:], orders[:] = [range(5)[:size], *drawn], list(turned)
+            state = algorithm.round(Point(*START), federation, KEY)
+            found.append((START.x - state.x, state.v))
+    return [np.mean(part, axis=0) for part in zip(*found, strict=True)]
+
+
+def test_fedmbo_chains_are_unbiased_over_all_draws(monkeypatch):
+    means = [chains(1, hops, monkeypatch) for hops in (0, 1)]
+    h, v = (np.mean(part, axis=0) for part in zip(*means, strict=True))
+    expected = hypergradient_of_the_truncated_series(START.x, START.y, 0.1, 2)
+    np.testing.assert_allclose(h, expected[0], rtol=1e-10)
+    np.testing.assert_allclose(v, expected[1], rtol=1e-10)
+
+
+def test_fedmbo_as_released_grows_its_chains(monkeypatch):
+    _, v = chains(1, 1, monkeypatch, mode="as_released")
+    slope = TRUTH.C @ START.y - TRUTH.Ct
+    np.testing.assert_allclose(v, 0.2 * (2 * np.eye(4) - 0.1 * TRUTH.A) @ slope, rtol=1e-10)
+
+
+def test_two_chains_side_by_side_are_unbiased_over_all_draws(monkeypatch):
+    h, v = chains(2, 0, monkeypatch, terms=1)
+    expected = hypergradient_of_the_truncated_series(START.x, START.y, 0.1, 1)
+    np.testing.assert_allclose(h, expected[0], rtol=1e-10)
+    np.testing.assert_allclose(v, expected[1], rtol=1e-10)
+
+
+def test_fedmbo_as_drawn_is_unbiased_within_its_standard_error():
+    steps = Steps(y=1e-30, v=0.2, x=1.0)
+    algorithm = fedmbo(TASK.problem, steps, 1, 3)
+    federation = SimulatedFederation(TASK.data, with_replacement(3))
+    keys = jax.random.split(KEY, 3000)
+    moves = [START.x - algorithm.round(Point(*START), federation, key).x for key in keys]
+    expected, _ = hypergradient_of_the_truncated_series(START.x, START.y, 0.2, 3)
+    error = np.std(moves, axis=0, ddof=1) / np.sqrt(len(moves))
+    assert np.abs((np.mean(moves, axis=0) - expected) / error).max() < 4
+    assert error.max() < 0.1 * np.abs(expected).max()
+
+
+def test_fedmbo_lower_rounds_are_minibatch_sgd():
+    y = START.y
+    for _ in range(3):
+        y = y - STEPS.y * (TRUTH.A @ y - TRUTH.B @ START.x - TRUTH.c)
+    np.testing.assert_allclose(once(fedmbo(TASK.problem, STEPS, 3, 1)).y, y, rtol=1e-12)
+
+
+# MemFBO
+
+
+def test_memfbo_hypergradient_error_falls_as_one_over_lambda():
+    """With x held, y and u converge; then d_x is the hypergradient up to O(1/lambda)."""
+    x, errors = START.x, []
+    for penalty in 20 * 2.0 ** np.arange(5):
+        algorithm = memfbo(TASK.problem, Steps(y=0.3, v=1.0, x=1e-30), penalty=float(penalty))
+        federation, state = SimulatedFederation(TASK.data), algorithm.init(x, START.y)
+        for key in jax.random.split(KEY, 250):
+            state = algorithm.round(state, federation, key)
+        np.testing.assert_allclose(state.y, TRUTH.y(x), atol=1e-10)
+        draw = penalised_directions(TASK.problem, float(penalty))
+        at, cohort = Point(state.x, state.y, state.penalised), federation.cohort(KEY)
+        work = lambda payload, client, draw=draw: draw(payload, client, client.key)  # noqa: E731
+        d = federation.aggregate(work, at, cohort, KEY)
+        errors.append(np.linalg.norm(d.x - TRUTH.hypergradient(x)))
+    ratios = np.array(errors[:-1]) / np.array(errors[1:])
+    np.testing.assert_allclose(ratios, 2, atol=0.15)
+    assert ratios[-1] == pytest.approx(2, abs=0.02)
+
+
+def test_memfbo_moves_y_and_u_alike_and_has_no_v():
+    steps = Steps(y=0.1, v=99.0, x=0.05)
+    algorithm = memfbo(TASK.problem, steps, penalty=50.0)
+    state = algorithm.init(*START[:2])
+    np.testing.assert_array_equal(state.penalised, state.y)
+    assert not hasattr(state, "v")
+    after = algorithm.round(state, SimulatedFederation(TASK.data), KEY)
+    slope = mean(g_y(i, *START[:2]) for i in range(5))
+    pull = mean(f_y(i, *START[:2]) for i in range(5)) / 50
+    np.testing.assert_allclose(after.y, START.y - 0.1 * slope, rtol=1e-12)
+    np.testing.assert_allclose(after.penalised, START.y - 0.1 * (slope + pull), rtol=1e-12)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda p: fednest(p, STEPS, 0), "lower_rounds must be at least 1, got 0."),
+        (lambda p: fedmbo(p, STEPS, 1, 0), "neumann_terms must be at least 1, got 0."),
+        (lambda p: memfbo(p, STEPS, penalty=0.0), "The penalty must be a positive number, got 0"),
+    ],
+)
+def test_wrong_settings(make, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make(TASK.problem)
+
+
+@pytest.mark.parametrize("factory", [fednest, lfednest, aggitd, fedbio])
+def test_local_momentum_is_refused_where_it_would_be_ignored(factory):
+    federation = SimulatedFederation(TASK.data, local_work=constant(2, momentum(0.5)))
+    algorithm = factory(TASK.problem, STEPS)
+    state = algorithm.init(*START[:2])
+    with pytest.raises(UserError, match="takes plain local steps"):
+        algorithm.round(state, federation, KEY)
