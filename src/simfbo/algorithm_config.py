@@ -131,5 +131,11 @@ AlgorithmConfig = Annotated[
 ]
 ALGORITHMS = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "fedmbo", "memfbo")
 
+
+def steps_table(config: AlgorithmConfig) -> str:
+    """Return the name of the table that holds a method's step sizes."""
+    return "local" if hasattr(config, "local") else "steps"
+
+
 # Whom a method's authors let take part, where that is not SimFBO's sampling without replacement.
 SAMPLING = {"fedbio": "everyone", "fedmbo": "with-replacement"}

@@ -48,7 +48,7 @@ def train(config: RunConfig, options: argparse.Namespace) -> int:
     text = report.summary(history)
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
     OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
-    return _exit_code(history)
+    return _exit_code(history, config)
 
 
 def show_cost(config: RunConfig, data_dir: Path | None) -> int:
@@ -62,6 +62,8 @@ def show_cost(config: RunConfig, data_dir: Path | None) -> int:
     for name, traffic in [*ledger.by_work.items(), ("in all", ledger.total)]:
         table.add_row(name, *_cells(traffic))
     OUT.print(table)
+    if varies := algorithm.biases.get("ledger is cost"):
+        OUT.print(f"This is one draw of an iteration. {varies}")
     return 0
 
 
@@ -154,12 +156,13 @@ def _cells(traffic: Traffic) -> list[str]:
     return [str(traffic.rounds), *floats, *sizes]
 
 
-def _exit_code(history: History) -> int:
+def _exit_code(history: History, config: RunConfig) -> int:
     """Return 0 for a finished run, 130 for an interrupted one, 1 for a diverged one."""
     status = (history.end or {}).get("status")
     if status == "diverged":
+        table = "server" if hasattr(config.algorithm, "server") else "steps"
         print("simfbo: a metric is not finite: try smaller steps, as "
-              "--set algorithm.server.x=0.01, or a radius for v.", file=sys.stderr)  # fmt: skip
+              f"--set algorithm.{table}.x=0.01, or simfbo tune.", file=sys.stderr)  # fmt: skip
     return {"finished": 0, "interrupted": 130}.get(str(status), 1)
 
 

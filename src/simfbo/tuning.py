@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import qmc
 
+from simfbo.algorithm_config import steps_table
 from simfbo.build import build_algorithm, build_federation, build_task
 from simfbo.comparison import higher_is_better
 from simfbo.config import RunConfig, as_toml, checked
@@ -97,7 +98,7 @@ def tune(
     federation = build_federation(config, task.data)
     rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
     stages = plan(budget / rounds, trials)
-    settings, results = candidates(config, space, trials), []
+    settings, results, found = candidates(config, space, trials), [], []
     make_folder(directory)
     alive = list(range(trials))
     for stage, (size, iterations) in enumerate(stages):
@@ -110,10 +111,10 @@ def tune(
         ]
         results += found
         alive = [result.trial for result in sorted(found, key=lambda r: _rank(r, metric))]
+    if all(result.score is None for result in found):
+        raise UserError("All trials diverged: give smaller ranges, as --range KEY=0.0001..0.01.")
     best = checked(config.model_dump(), settings[alive[0]])
     _write(directory, results, best)
-    if results[-1].score is None and all(r.score is None for r in results):
-        raise UserError("All trials diverged: give smaller ranges, as --range KEY=0.0001..0.01.")
     return Tuned(best, metric, results)
 
 
@@ -122,7 +123,7 @@ _COUNTED = 50  # iterations over which rounds are counted, where their number is
 
 def default_space(config: RunConfig) -> dict[str, tuple[float, float]]:
     """Return the ranges of a method's step sizes."""
-    table = "local" if hasattr(config.algorithm, "local") else "steps"
+    table = steps_table(config.algorithm)
     names = type(getattr(config.algorithm, table)).model_fields
     return {f"algorithm.{table}.{name}": _RANGES[name] for name in names}
 

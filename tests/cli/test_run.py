@@ -189,8 +189,8 @@ def test_diverged(simfbo):
     code, out, err = simfbo(*RUN, "--rounds", "50", "--output", "it", *steps)
     assert code == 1
     assert err == (
-        "simfbo: a metric is not finite: try smaller steps, as --set algorithm.server.x=0.01, or a "
-        "radius for v.\n"
+        "simfbo: a metric is not finite: try smaller steps, as --set algorithm.server.x=0.01, or "
+        "simfbo tune.\n"
     )
     assert "SimFBO on quadratic (3 clients): diverged after " in out
     history = History.load("it")

@@ -1,0 +1,152 @@
+"""`simfbo compare` and `simfbo tune`, with their real worker processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simfbo.config import load
+from simfbo.history import History
+
+COMPARE = ("compare", "quadratic", "--clients", "3", "--cohort", "3", "--rounds", "4")
+
+
+def stamps(directory):
+    return {path: path.stat().st_mtime_ns for path in Path(directory).rglob("history.jsonl")}
+
+
+def test_compare(simfbo):
+    arguments = (*COMPARE, "--methods", "simfbo,fednest", "--output", "out", "--every", "2")
+    code, out, err = simfbo(*arguments, "--seeds", "0,2", "--targets", "1e9")
+    assert (code, err) == (0, "")
+    assert out.startswith("2 methods x 2 seeds into out\n")
+    assert out.endswith("Table, figures and page are in out\n")
+    names = [f"{name}-seed{seed}" for seed in (0, 2) for name in ("simfbo", "fednest")]
+    files = ["figure.png", "figure.svg", "report.html", "table.md"]
+    assert sorted(os.listdir("out")) == sorted(names + files)
+    histories = {name: History.load(f"out/{name}") for name in names}
+    for seed in (0, 2):
+        a, b = histories[f"simfbo-seed{seed}"], histories[f"fednest-seed{seed}"]
+        # The same data and the same start; then each its own way, ten rounds an iteration.
+        assert a.records[0]["x_error"] == b.records[0]["x_error"]
+        assert a.records[-1]["x_error"] != b.records[-1]["x_error"]
+        assert (a.column("communication_rounds"), b.column("communication_rounds")) == (
+            [0, 2, 4],
+            [0, 20, 40],
+        )
+    first = [histories[f"simfbo-seed{seed}"].records[0]["x_error"] for seed in (0, 2)]
+    assert first[0] != first[1]
+    table = Path("out/table.md").read_text().splitlines()
+    assert table[0].startswith(
+        "| method | grad norm squared | iterations | rounds | MB | CPU s | to "
+    )
+    assert table[3].split(" | ")[2:4] == ["4", "40"]
+    before = stamps("out")
+    # A third seed: what is there is kept, the rest is run; a torn run is run again.
+    torn = Path("out/simfbo-seed0/history.jsonl")
+    torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
+    code, _, err = simfbo(*arguments, "--seeds", "0..2", "--jobs", "2", "--quiet")
+    assert (code, err) == (0, "")
+    after = stamps("out")
+    assert len(after) == 6
+    assert {p for p in before if before[p] != after[p]} == {torn}
+    again = History.load("out/simfbo-seed0")
+    assert again.column("x_error") == histories["simfbo-seed0"].column("x_error")
+    code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "0")
+    assert code == 2
+    assert err == (
+        "simfbo: out/simfbo-seed0 holds a run with other settings: choose another output folder.\n"
+    )
+
+
+def test_compare_reads_a_file(simfbo):
+    Path("mine.toml").write_text(
+        'seeds = [5]\nrounds = 9\n[task]\nname = "quadratic"\nclients = 3\n'
+        '[sampling]\nkind = "everyone"\n'
+        '[methods.short]\nrounds = 2\nalgorithm = { name = "aggitd", lower_rounds = 2 }\n'
+    )
+    code, _, err = simfbo("compare", "--config", "mine.toml", "--output", "out", "--quiet")
+    assert (code, err) == (0, "")
+    history = History.load("out/short-seed5")
+    assert history.records[-1]["communication_rounds"] == 2 * (2 * 2 + 3)
+
+
+def test_a_run_that_fails_in_a_worker_is_one_sentence(simfbo):
+    code, _, err = simfbo(*COMPARE, "--methods", "simfbo", "--seeds", "0", "--cohort", "9")
+    assert code == 2
+    assert err == "simfbo: A cohort of 9 cannot be drawn from 3 clients: lower it.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("compare",), "Name a task: quadratic or hyper-representation; or give --config FILE."),
+        ((*COMPARE, "--seeds", "a"), "--seeds takes 0..2 or 0,5,7; got 'a'."),
+        ((*COMPARE, "--seeds", "1,1"), "'seeds' must be a list of different numbers, got [1, 1]."),
+        ((*COMPARE, "--targets", "x"), "--targets takes numbers as 0.9,0.95; got 'x'."),
+        ((*COMPARE, "--methods", "simfbo", "--jobs", "0"), "--jobs must be at least 1, got 0."),
+        (
+            (*COMPARE, "--methods", "fednets"),
+            "In method 'fednets': 'algorithm.name' is wrong: use simfbo or shrofbo or fednest or "
+            "lfednest or aggitd or fedbio or fedmbo or memfbo, got 'fednets'.",
+        ),
+        (("tune", "quadratic", "--range", "a=1"), "--range takes KEY=LOW..HIGH, got 'a=1'."),
+        (
+            ("tune", "quadratic", "--budget", "9"),
+            "The budget allows 9 iterations, too few for 27 trials: raise --budget or lower "
+            "--trials.",
+        ),
+    ],
+)
+def test_mistakes(simfbo, arguments, sentence):
+    code, _, err = simfbo(*arguments)
+    assert (code, err) == (2, f"simfbo: {sentence}\n")
+
+
+def test_tune_prints_a_winner_that_runs(simfbo):
+    code, out, err = simfbo(
+        "tune", "quadratic", "--algorithm", "memfbo", "--clients", "3", "--cohort", "3",
+        "--budget", "60", "--trials", "4", "--output", "out", "--quiet",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    printed = out.partition("# The best of them, also in out/best.toml\n")[2]
+    Path("printed.toml").write_text(printed)
+    best = load(Path("printed.toml"), {})
+    assert best == load(Path("out/best.toml"), {})
+    assert best.algorithm.name == "memfbo"
+    assert simfbo("run", "--config", "printed.toml", "--rounds", "2", "--quiet")[0] == 0
+
+
+def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from simfbo.cli import main; sys.exit(main())"
+    )
+    arguments = ("compare", "quadratic", "--methods", "simfbo", "--seeds", "0", "--rounds",
+                 "9999999", "--every", "50", "--output", "it", "--clients", "2",
+                 "--cohort", "2", "--quiet")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "300"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    file = tmp_path / "it" / "simfbo-seed0" / "history.jsonl"
+    try:
+        deadline = time.monotonic() + 90
+        while not (file.exists() and file.read_text().count("\n") > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err == "simfbo: interrupted; the same command with --output it goes on from here.\n"
+    length = file.stat().st_size
+    time.sleep(1)
+    assert file.stat().st_size == length

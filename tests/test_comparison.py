@@ -1,0 +1,157 @@
+"""Comparisons: who runs with what, the numbers of the table and the bands."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from simfbo import comparison
+from simfbo.errors import UserError
+from simfbo.history import History
+
+TREE = {
+    "rounds": 30,
+    "task": {"name": "quadratic", "clients": 4},
+    "methods": {
+        "plain": {"algorithm": {"name": "simfbo"}},
+        "nested": {"rounds": 5, "algorithm": {"name": "fednest", "neumann_terms": 2}},
+        "fedmbo": {},
+    },
+}
+
+
+def history(values, seed=0, status="finished", scale=1):
+    records = [
+        {
+            "round": 10 * j,
+            "communication_rounds": scale * 10 * j,
+            "bytes_down": 2_000_000 * j,
+            "bytes_up": 1_000_000 * j,
+            "seconds": 0.1 * j,
+            "cpu_seconds": 0.5 * j,
+            "test_accuracy": value,
+        }
+        for j, value in enumerate(values)
+    ]
+    header = {"algorithm": "A", "seed": seed, "rounds": 20, "config": {"task": {"name": "t"}}}
+    return History(header, records, {"status": status})
+
+
+def test_plan_shares_what_is_common_and_keeps_what_is_not():
+    methods = comparison.plan(TREE, {"seed": 3})
+    assert list(methods) == ["plain", "nested", "fedmbo"]
+    assert {config.task.clients for config in methods.values()} == {4}
+    assert {config.seed for config in methods.values()} == {3}
+    assert [config.rounds for config in methods.values()] == [30, 5, 30]
+    assert methods["nested"].algorithm.neumann_terms == 2
+    assert methods["fedmbo"].algorithm.name == "fedmbo"
+    assert methods["fedmbo"].sampling.kind == "with-replacement"
+    assert "methods" in TREE
+
+
+def test_plan_lets_flags_win_and_takes_some():
+    methods = comparison.plan(TREE, {"rounds": 2, "task.clients": 3}, ["nested"])
+    assert list(methods) == ["nested"]
+    assert (methods["nested"].rounds, methods["nested"].task.clients) == (2, 3)
+
+
+def test_plan_without_a_file_takes_names_of_algorithms():
+    methods = comparison.plan({}, {"task.name": "quadratic"}, ["lfednest", "memfbo"])
+    assert [config.algorithm.name for config in methods.values()] == ["lfednest", "memfbo"]
+    assert len(comparison.plan({}, {"task.name": "quadratic"})) == 8
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        ({}, "'methods' must hold a table for each method, as [methods.fednest]."),
+        ([1], "'methods' must hold a table for each method, as [methods.fednest]."),
+        ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
+        ({"a": {"seed": 1}}, "'methods.a.seed' is no setting: all methods share the seed."),
+        (
+            {"fednest": {"algorithm": {"name": "fednest", "terms": 3}}},
+            "In method 'fednest': 'algorithm.terms' is no setting. Did you mean 'steps'?",
+        ),
+        (
+            {"a": {}},
+            "In method 'a': 'algorithm.name' is wrong: use simfbo or shrofbo or fednest or lfednest"
+            " or aggitd or fedbio or fedmbo or memfbo, got 'a'.",
+        ),
+    ],
+)
+def test_plan_of_nonsense(methods, sentence):
+    with pytest.raises(UserError) as caught:
+        comparison.plan({**TREE, "methods": methods}, {})
+    assert str(caught.value) == sentence
+
+
+def test_plan_of_an_unknown_method():
+    with pytest.raises(UserError, match="no method 'x': there are plain, nested, fedmbo"):
+        comparison.plan(TREE, {}, ["x"])
+
+
+def test_rows():
+    groups = {
+        "good": [history([0.1, 0.8, 0.9]), history([0.1, 0.9, 0.96], 1)],
+        "bad": [history([0.1, 0.2, 0.2], scale=7), history([0.1, 0.1, 0.8], 1, scale=7)],
+        "lost": [history([0.1], status="diverged"), history([0.1, 0.5, 0.5])],
+    }
+    good, bad, lost = comparison.rows(groups, "test_accuracy", [0.8, 0.95])
+    assert good["test accuracy"] == "0.93 ± 0.042"
+    assert (good["iterations"], good["rounds"], good["MB"], good["CPU s"]) == (
+        "20",
+        "20",
+        "6",
+        "1.0",
+    )
+    assert good["to 0.8: rounds / MB / CPU s"] == "10 / 3 / 0.5"
+    assert good["to 0.95: rounds / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["rounds"] == "140"
+    assert bad["to 0.8: rounds / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["to 0.95: rounds / MB / CPU s"] == "–"  # noqa: RUF001
+    assert lost["test accuracy"] == "1 of 2 diverged"
+
+
+def test_targets_of_a_loss_are_reached_from_above():
+    runs = [history([1.0, 0.3, 0.2])]
+    for record in runs[0].records:
+        record["loss"] = record.pop("test_accuracy")
+    (row,) = comparison.rows({"a": runs}, "loss", [0.3])
+    assert row["to 0.3: rounds / MB / CPU s"] == "10 / 3 / 0.5"
+
+
+def test_band_is_students_interval_on_a_common_grid():
+    grid, middle, half = comparison.band(
+        [[0, 2, 4], [0, 4], [0, 2, 6]], [[0, 2, 4], [1, 5], [2, 4, 8]]
+    )
+    np.testing.assert_allclose(grid, [0, 2, 4])
+    np.testing.assert_allclose(middle, [1, 3, 5])
+    width = stats.t.ppf(0.975, 2) * 1 / np.sqrt(3)
+    np.testing.assert_allclose(half, width)
+    low, high = stats.t.interval(0.95, 2, middle, stats.sem([0, 1, 2]))
+    np.testing.assert_allclose([middle - half, middle + half], [low, high])
+
+
+def test_band_of_one_run_has_no_width():
+    grid, middle, half = comparison.band([[0, 1]], [[3, 4]])
+    assert (grid.tolist(), middle.tolist(), half.tolist()) == ([0, 1], [3, 4], [0, 0])
+
+
+def test_draw_has_a_line_and_a_band_per_method():
+    groups = {"a": [history([0.1, 0.5]), history([0.1, 0.7], 1)], "b": [history([0.2, 0.3])]}
+    figure = comparison.draw(groups, "test_accuracy")
+    labels = [ax.get_xlabel() for ax in figure.axes]
+    assert labels == ["communication rounds", "megabytes sent, both ways", "processor seconds"]
+    for ax, ends in zip(figure.axes, ([10, 10], [3, 3], [0.5, 0.5]), strict=True):
+        assert [line.get_xdata()[-1] for line in ax.lines] == ends
+        assert [line.get_ydata()[-1] for line in ax.lines] == pytest.approx([0.6, 0.3])
+        assert len(ax.collections) == 2
+    with pytest.raises(UserError, match="nothing to draw"):
+        comparison.draw({"a": [history([])]}, "test_accuracy")
+
+
+def test_jobs_share_seeds(tmp_path):
+    methods = comparison.plan(TREE, {}, ["plain", "nested"])
+    jobs = comparison.jobs(methods, [4, 7], tmp_path)
+    assert [(job.directory.name, job.config.seed) for job in jobs] == [
+        ("plain-seed4", 4), ("nested-seed4", 4), ("plain-seed7", 7), ("nested-seed7", 7),
+    ]  # fmt: skip
