@@ -66,6 +66,10 @@ def test_plan_without_a_file_takes_names_of_algorithms():
         ({}, "'methods' must hold a table for each method, as [methods.fednest]."),
         ([1], "'methods' must hold a table for each method, as [methods.fednest]."),
         ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
+        (
+            {"../a": {}},
+            "'../a' names a folder: use letters, digits, '.', '-' and '_' for it.",
+        ),
         ({"a": {"seed": 1}}, "'methods.a.seed' is no setting: all methods share the seed."),
         (
             {"fednest": {"algorithm": {"name": "fednest", "terms": 3}}},

@@ -2,10 +2,12 @@
 
 A Python loop over the clients and over their batches; first derivatives by `torch.autograd.grad`,
 products of second order by `create_graph=True` and one more call. K = 1 and all clients weigh the
-same. Where batches come from is a `Reader`, of which there are three:
+same. Where batches come from is a `Reader`, of which there are four:
 
-    loader      DataLoaders over a Dataset that turns one image of bytes into floats at a time, as
-                published code has it; every oracle is a pass over all of the client's samples
+    pictures    DataLoaders over a Dataset that takes every sample through a PIL image and turns it
+                into floats, which is what torchvision's MNIST and the usual transforms do and the
+                published code reads; every oracle is a pass over all of the client's samples
+    loader      the same without PIL
     tensors     the same passes, cut out of one tensor of floats in memory
     minibatch   from the tensor too, but every oracle is one random batch
 
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.autograd import grad
 from torch.nn import functional as F
@@ -60,24 +63,40 @@ class Pixels(NamedTuple):
 class ClientSamples(Dataset):
     """One level of one client's samples, converted one at a time."""
 
-    def __init__(self, pixels: Pixels, rows: np.ndarray) -> None:
-        self.pixels, self.rows, self.factor = pixels, rows, 1 / pixels.deviation
+    def __init__(self, pixels: Pixels, rows: np.ndarray, read: Callable) -> None:
+        self.pixels, self.rows, self.read = pixels, rows, read
+        self.factor = 1 / pixels.deviation
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, place: int) -> tuple[Tensor, int]:
         row = self.rows[place]
-        image = torch.from_numpy(self.pixels.images[row]).float()
+        image = self.read(self.pixels.images[row]).float()
         return image.sub_(self.pixels.mean).mul_(self.factor), int(self.pixels.labels[row])
 
 
-def loader(pixels: Pixels, clients_rows: Sequence[Rows], batch_size: int) -> Reader:
+def pictures(pixels: Pixels, clients_rows: Sequence[Rows], batch_size: int) -> Reader:
+    """Return the reader with DataLoaders and PIL images."""
+
+    def read(image: np.ndarray) -> Tensor:
+        picture = Image.fromarray(image.reshape(28, 28))
+        return torch.from_numpy(np.array(picture)).view(-1)
+
+    return loader(pixels, clients_rows, batch_size, read)
+
+
+def loader(
+    pixels: Pixels,
+    clients_rows: Sequence[Rows],
+    batch_size: int,
+    read: Callable[[np.ndarray], Tensor] = torch.from_numpy,
+) -> Reader:
     """Return the reader that passes over the samples with DataLoaders, made once per client."""
 
     def loaders(shuffle: bool) -> list[list[DataLoader]]:
         return [
-            [DataLoader(ClientSamples(pixels, part), batch_size, shuffle) for part in rows]
+            [DataLoader(ClientSamples(pixels, part, read), batch_size, shuffle) for part in rows]
             for rows in clients_rows
         ]
 
@@ -128,7 +147,7 @@ def make_iteration(
     local_steps: int,
     terms: int,
     released: bool,
-    kept: bool = False,
+    cancelling: bool = False,
 ) -> Callable[[State, Sequence[int]], State]:
     """Return the function (state, cohort's ids) -> state after one FedNest iteration.
 
@@ -138,9 +157,9 @@ def make_iteration(
         local_steps: tau, of y; of x too unless `released`.
         terms: N, the number of Hessian products.
         released: sum the series of the published code, in which every client recurses on its own
-            Hessian, and take one local step on x.
-        kept: take a client's N products from the graph of one pass, kept in memory as the published
-            code keeps it, instead of a new pass for each; for a `released` iteration only.
+            Hessian and takes its N products from the graph of one pass, kept in memory; and take
+            one local step on x.
+        cancelling: compute the two gradients of f that cancel in that one step, as published.
     """
     step_y, step_v, step_x = steps
 
@@ -158,14 +177,15 @@ def make_iteration(
         # FedIHGP
         p = _mean(_average(_upper_grad_y(x, y), read.answer(i, UPPER)) for i in ids)
         if released:
-            find = _kept_product if kept else _fresh_product
-            v = _released_series(p, [find(read, x, y, i) for i in ids], step_x, terms)
+            v = _released_series(p, [_kept_product(read, x, y, i) for i in ids], step_x, terms)
         else:
             v = _neumann_series(p, [_fresh_product(read, x, y, i) for i in ids], step_v, terms)
 
         # FedOut
         h = _mean(_hypergrad(read, x, y, v, i) for i in ids)
-        if released:  # in a single local step the two gradients of f cancel
+        if released:
+            if cancelling:
+                h = _mean(_corrected(read, x, y, h, i) for i in ids)
             return _add(x, h, -step_x), y, v
 
         def upper(x: Params, batch: Batch) -> Params:
@@ -242,6 +262,12 @@ def _hypergrad(read: Reader, x: Params, y: Params, v: Params, client: int) -> Pa
 
     indirect = _average(mixed, read.answer(client, LOWER))
     return _add(_average(_upper_grad_x(x, y), read.answer(client, UPPER)), indirect, -1)
+
+
+def _corrected(read: Reader, x: Params, y: Params, h: Params, client: int) -> Params:
+    """Return h with the correction of a first local step, which is zero."""
+    here, there = (_average(_upper_grad_x(x, y), read.answer(client, UPPER)) for _ in range(2))
+    return _add(_add(here, there, -1), h)
 
 
 def _lower_slope(x: Params, y: Params, batch: Batch) -> Params:

@@ -67,11 +67,10 @@ def reference(case: dict[str, Any]) -> Callable[[int], Any]:
     torch.manual_seed(0)
     images, labels, rows = data(case)
     pixels = module.Pixels(images.reshape(len(images), -1), labels, *moments(images))
-    readers = {"loader": module.loader, "tensors": module.tensors, "minibatch": module.minibatch}
     iterate = module.make_iteration(
-        readers[case["reader"]](pixels, rows, case["batch"] or case["images"]),
+        getattr(module, case["reader"])(pixels, rows, case["batch"] or case["images"]),
         steps=tuple(case["steps"]), local_steps=case["local_steps"], terms=TERMS,
-        released=case["mode"] == "as_released", kept=case.get("kept", False),
+        released=case["mode"] == "as_released", cancelling=case.get("cancelling", False),
     )  # fmt: skip
     x, y = initial()
     box = [(x, y, [0 * leaf for leaf in y])]

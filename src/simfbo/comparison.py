@@ -6,6 +6,7 @@ from the task's settings and the seed alone.
 
 import copy
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -58,6 +59,8 @@ def plan(
 
 def _method(name: str, shared: dict[str, Any], own: Any, overrides: Mapping[str, Any]) -> RunConfig:
     """Return the settings of one method."""
+    if not re.fullmatch(r"[\w .-]+", name):
+        raise UserError(f"'{name}' names a folder: use letters, digits, '.', '-' and '_' for it.")
     if not isinstance(own, dict):
         raise UserError(f"'methods.{name}' must be a table of settings, got {own!r}.")
     if set(own) & set(_COMMON):
@@ -163,10 +166,12 @@ def draw(groups: Groups, metric: str) -> Figure:
         colour = report.COLOURS[i % len(report.COLOURS)]
         for ax, along in zip(axes, _AXES.values(), strict=True):
             _band(ax, histories, along, metric, colour, name)
-    for ax, name in zip(axes, _AXES, strict=True):
+    for ax, (name, along) in zip(axes, _AXES.items(), strict=True):
         report.style(ax, name)
-        ax.set_xscale("symlog", linthresh=_first(groups, _AXES[name]))
+        ax.set_xscale("log")
+        ax.set_xlim(left=_first(groups, along))
     axes[0].set_ylabel(metric.replace("_", " "))
+    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
                   ncols=min(8, len(groups)), frameon=False, fontsize=9)  # fmt: skip
     return figure
@@ -180,9 +185,21 @@ _AXES = {
 
 
 def _first(groups: Groups, along: Any) -> float:
-    """Return where a logarithmic axis may begin: at the earliest evaluation after the start."""
-    later = [along(r) for hs in groups.values() for h in hs for r in h.records[1:] if along(r) > 0]
+    """Return where a logarithmic axis begins: at the earliest evaluation after the start."""
+    later = [along(r) for hs in groups.values() for h in hs for r in h.records[1:]]
     return max(min(later, default=1.0), 1e-3)
+
+
+def _limit(ax: Axes, columns: Sequence[Sequence[float]]) -> None:
+    """Let the vertical axis show the runs: a band of few seeds may reach far beyond them."""
+    if report.spans_decades(columns):
+        ax.set_yscale("log")
+    values = np.concatenate([np.asarray(column, float) for column in columns])
+    values = values[np.isfinite(values)]
+    if not len(values) or report.spans_decades(columns):
+        return
+    room = 0.05 * (values.max() - values.min())
+    ax.set_ylim(values.min() - room, values.max() + room)
 
 
 def _band(

@@ -12,7 +12,7 @@ from simfbo import comparison, report
 from simfbo.commands import OUT, fresh, progress_bar
 from simfbo.config import RunConfig, as_toml
 from simfbo.errors import UserError
-from simfbo.history import History, make_folder
+from simfbo.history import make_folder
 from simfbo.sweep import sweep
 
 
@@ -29,12 +29,17 @@ def compare(
     OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task(f"{len(jobs)} runs, iterations", total=None)
-        show = lambda done, total: progress.update(bar, completed=done, total=total)  # noqa: E731
-        histories = _going_on(directory, jobs, options, show)
-    groups: dict[str, list[History]] = {name: [] for name in methods}
-    for job, history in zip(jobs, histories, strict=True):
-        groups[job.directory.name.rpartition("-seed")[0]].append(history)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        try:
+            histories = sweep(jobs, _workers(options), options.data_dir, show)
+        except KeyboardInterrupt:
+            raise _interrupted(directory) from None
+    groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
     metric = options.metric or report.metrics(histories[0])[0]
+    histories[0].column(metric)  # a metric that is not there is refused here
     rows = comparison.rows(groups, metric, targets)
     comparison.save(groups, metric, rows, directory)
     _print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
@@ -68,20 +73,10 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
     return 0
 
 
-def _going_on(directory: Path, jobs: Sequence, options: argparse.Namespace, show: Any) -> list:
-    """Return the histories of all jobs; interrupted, say how to go on."""
-    try:
-        return sweep(jobs, _workers(options), options.data_dir, show)
-    except KeyboardInterrupt:
-        raise _interrupted(directory) from None
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence that says how to go on."""
-
-
-def _interrupted(directory: Path) -> Interrupted:
-    return Interrupted(f"interrupted; the same command with --output {directory} goes on from here")
+def _interrupted(directory: Path) -> KeyboardInterrupt:
+    """Return Ctrl-C with a sentence that says how to go on."""
+    sentence = f"interrupted; the same command with --output {directory} goes on from here"
+    return KeyboardInterrupt(sentence)
 
 
 def _workers(options: argparse.Namespace) -> int:

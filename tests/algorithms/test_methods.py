@@ -12,17 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from simfbo import (
-    SimulatedFederation,
-    Steps,
-    aggitd,
-    checks,
-    fedbio,
-    fedmbo,
-    fednest,
-    lfednest,
-    memfbo,
-)
+from simfbo import SimulatedFederation, Steps, checks
+from simfbo.algorithms import aggitd, fedbio, fedmbo, fednest, lfednest, memfbo
 from simfbo.algorithms.memfbo import penalised_directions
 from simfbo.errors import UserError
 from simfbo.local_work import constant, fixed, momentum
@@ -386,6 +377,8 @@ def test_memfbo_moves_y_and_u_alike_and_has_no_v():
     ("make", "sentence"),
     [
         (lambda p: fednest(p, STEPS, 0), "lower_rounds must be at least 1, got 0."),
+        (lambda p: fednest(p, STEPS, mode="as_released", drawn=True), "series is always summed"),
+        (lambda p: fedmbo(p, STEPS, mode="x"), "must be one of paper, as_released, got 'x'"),
         (lambda p: fedmbo(p, STEPS, 1, 0), "neumann_terms must be at least 1, got 0."),
         (lambda p: memfbo(p, STEPS, penalty=0.0), "The penalty must be a positive number, got 0"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from simfbo.algorithms.fednest import Mode, draw_terms, require_counts
+from simfbo.algorithms.fednest import Mode, draw_terms, is_released, require_counts
 from simfbo.algorithms.parts import add_scaled, oracles, scale, start
 from simfbo.algorithms.simfbo import Steps
 from simfbo.federation import Algorithm, Dealt, Federation
@@ -57,7 +57,7 @@ def fedmbo(
     """
     require_counts(lower_rounds=lower_rounds, neumann_terms=neumann_terms)
     ask = oracles(problem)
-    kept = 2.0 if mode == "as_released" else 1.0
+    kept = 2.0 if is_released(mode) else 1.0
 
     def chains(x: PyTree, y: PyTree, federation: Federation, key: jax.Array) -> PyTree:
         """Return all chains' v, stacked."""

@@ -6,7 +6,7 @@ linear system (FedIHGP), a federated SVRG step on x (FedOut).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,9 @@ def fednest(
         >>> algorithm = fednest(quadratic().problem, Steps(y=0.2, v=0.3, x=0.1), neumann_terms=10)
     """  # noqa: E501
     require_counts(lower_rounds=lower_rounds, neumann_terms=neumann_terms)
-    released = mode == "as_released"
+    released = is_released(mode)
+    if released and drawn:
+        raise UserError("The released series is always summed: use drawn with mode 'paper'.")
     ask = oracles(problem, full=released)
     lower_svrg, upper_svrg = local_svrg(problem, steps, one_upper_step)
     if released:
@@ -144,6 +146,13 @@ def local_svrg(
 def draw_terms(key: jax.Array, count: int) -> int:
     """Return a number drawn uniformly from {0 .. count-1}."""
     return int(host_rng(key, _TERMS).integers(count))
+
+
+def is_released(mode: str) -> bool:
+    """Return whether a mode is that of the published code, after a check that it is one."""
+    if mode not in get_args(Mode):
+        raise UserError(f"The mode must be one of {', '.join(get_args(Mode))}, got '{mode}'.")
+    return mode == "as_released"
 
 
 def require_counts(**counts: int) -> None:
