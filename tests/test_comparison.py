@@ -123,14 +123,11 @@ def test_targets_of_a_loss_are_reached_from_above():
     assert row["to 0.3: rounds / MB / CPU s"] == "10 / 3 / 0.5"
 
 
-def test_band_is_students_interval_on_a_common_grid():
-    grid, middle, half = comparison.band(
-        [[0, 2, 4], [0, 4], [0, 2, 6]], [[0, 2, 4], [1, 5], [2, 4, 8]]
-    )
-    np.testing.assert_allclose(grid, [0, 2, 4])
+def test_band_is_students_interval_at_every_evaluation():
+    places, values = [[0, 2, 4], [0, 4, 6, 8], [0, 3, 5]], [[0, 2, 4], [1, 3, 5, 9], [2, 4, 6]]
+    along, middle, half = comparison.band(places, values)
+    np.testing.assert_allclose(along, [0, 3, 5])
     np.testing.assert_allclose(middle, [1, 3, 5])
-    width = stats.t.ppf(0.975, 2) * 1 / np.sqrt(3)
-    np.testing.assert_allclose(half, width)
     low, high = stats.t.interval(0.95, 2, middle, stats.sem([0, 1, 2]))
     np.testing.assert_allclose([middle - half, middle + half], [low, high])
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from scipy import stats
 
 from simfbo import report
@@ -170,6 +171,7 @@ def draw(groups: Groups, metric: str) -> Figure:
         report.style(ax, name)
         ax.set_xscale("log")
         ax.set_xlim(left=_first(groups, along))
+        ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel(metric.replace("_", " "))
     _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
@@ -209,6 +211,8 @@ def _band(
     places = [[along(record) for record in history.records] for history in histories]
     values = [[record[metric] for record in history.records] for history in histories]
     grid, middle, half = band(places, values)
+    later = grid > 0  # the axis is logarithmic, and the start is the same for all
+    grid, middle, half = grid[later], middle[later], half[later]
     ax.plot(grid, middle, color=colour, lw=1.6, label=name)
     ax.fill_between(grid, middle - half, middle + half, color=colour, alpha=0.2, lw=0)
 
@@ -216,20 +220,19 @@ def _band(
 def band(
     places: Sequence[Sequence[float]], values: Sequence[Sequence[float]], level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a common grid, the runs' mean on it and the half-width of its confidence interval.
+    """Return where a mean over runs stands, the mean, and its confidence interval's half-width.
 
-    Runs are interpolated linearly, and the grid ends where the first of them does. A single run has
-    no interval.
+    Runs are compared evaluation by evaluation, which they make after the same iterations, as far as
+    the shortest goes; where each stands is averaged too. A single run has no interval.
     """
-    end = min(p[-1] for p in places)
-    grid = np.unique(np.concatenate([np.asarray(p, float) for p in places]))
-    grid = grid[grid <= end]
-    lines = np.stack([np.interp(grid, p, v) for p, v in zip(places, values, strict=True)])
+    length = min(map(len, values))
+    along = np.mean([place[:length] for place in places], axis=0)
+    lines = np.array([value[:length] for value in values], float)
     n = len(lines)
     if n == 1:
-        return grid, lines[0], np.zeros_like(grid)
+        return along, lines[0], np.zeros(length)
     half = stats.t.ppf((1 + level) / 2, n - 1) * lines.std(0, ddof=1) / np.sqrt(n)
-    return grid, lines.mean(0), half
+    return along, lines.mean(0), half
 
 
 def save(groups: Groups, metric: str, table: Sequence[Mapping[str, str]], directory: Path) -> None:
