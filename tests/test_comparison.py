@@ -1,10 +1,12 @@
 """Comparisons: who runs with what, the numbers of the table and the bands."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from simfbo import comparison
+from simfbo import bands, comparison
 from simfbo.errors import UserError
 from simfbo.history import History
 
@@ -46,6 +48,15 @@ def test_plan_shares_what_is_common_and_keeps_what_is_not():
     assert methods["fedmbo"].algorithm.name == "fedmbo"
     assert methods["fedmbo"].sampling.kind == "with-replacement"
     assert "methods" in TREE
+
+
+def test_plan_merges_tables_key_by_key():
+    tree = {**TREE, "sampling": {"size": 2}, "methods": {"simfbo": {"sampling": {
+        "kind": "with-replacement"}}}}  # fmt: skip
+    (config,) = comparison.plan(tree, {}).values()
+    assert (config.sampling.kind, config.sampling.size) == ("with-replacement", 2)
+    with pytest.raises(UserError, match="'algorithm' is each method's own"):
+        comparison.plan({**TREE, "algorithm": {"radius": 3.0}}, {})
 
 
 def test_plan_lets_flags_win_and_takes_some():
@@ -97,7 +108,7 @@ def test_rows():
     groups = {
         "good": [history([0.1, 0.8, 0.9]), history([0.1, 0.9, 0.96], 1)],
         "bad": [history([0.1, 0.2, 0.2], scale=7), history([0.1, 0.1, 0.8], 1, scale=7)],
-        "lost": [history([0.1], status="diverged"), history([0.1, 0.5, 0.5])],
+        "lost": [history([0.1, math.nan], status="diverged"), history([0.1, 0.5, 0.5])],
     }
     good, bad, lost = comparison.rows(groups, "test_accuracy", [0.8, 0.95])
     assert good["test accuracy"] == "0.93 ± 0.042"
@@ -125,7 +136,7 @@ def test_targets_of_a_loss_are_reached_from_above():
 
 def test_band_is_students_interval_at_every_evaluation():
     places, values = [[0, 2, 4], [0, 4, 6, 8], [0, 3, 5]], [[0, 2, 4], [1, 3, 5, 9], [2, 4, 6]]
-    along, middle, half = comparison.band(places, values)
+    along, middle, half = bands.band(places, values)
     np.testing.assert_allclose(along, [0, 3, 5])
     np.testing.assert_allclose(middle, [1, 3, 5])
     low, high = stats.t.interval(0.95, 2, middle, stats.sem([0, 1, 2]))
@@ -133,21 +144,24 @@ def test_band_is_students_interval_at_every_evaluation():
 
 
 def test_band_of_one_run_has_no_width():
-    grid, middle, half = comparison.band([[0, 1]], [[3, 4]])
+    grid, middle, half = bands.band([[0, 1]], [[3, 4]])
     assert (grid.tolist(), middle.tolist(), half.tolist()) == ([0, 1], [3, 4], [0, 0])
 
 
 def test_draw_has_a_line_and_a_band_per_method():
     groups = {"a": [history([0.1, 0.5]), history([0.1, 0.7], 1)], "b": [history([0.2, 0.3])]}
-    figure = comparison.draw(groups, "test_accuracy")
+    figure = bands.draw(groups, "test_accuracy")
     labels = [ax.get_xlabel() for ax in figure.axes]
     assert labels == ["communication rounds", "megabytes sent, both ways", "processor seconds"]
     for ax, ends in zip(figure.axes, ([10, 10], [3, 3], [0.5, 0.5]), strict=True):
         assert [line.get_xdata()[-1] for line in ax.lines] == ends
         assert [line.get_ydata()[-1] for line in ax.lines] == pytest.approx([0.6, 0.3])
         assert len(ax.collections) == 2
+    gap = bands.band([[0, 1], [0, 1]], [[1, math.inf], [1, 2]])[1]
+    assert gap[0] == 1
+    assert math.isnan(gap[1])
     with pytest.raises(UserError, match="nothing to draw"):
-        comparison.draw({"a": [history([])]}, "test_accuracy")
+        bands.draw({"a": [history([])]}, "test_accuracy")
 
 
 def test_jobs_share_seeds(tmp_path):
@@ -156,3 +170,6 @@ def test_jobs_share_seeds(tmp_path):
     assert [(job.directory.name, job.config.seed) for job in jobs] == [
         ("plain-seed4", 4), ("nested-seed4", 4), ("plain-seed7", 7), ("nested-seed7", 7),
     ]  # fmt: skip
+    for wrong in ("a", -1, 0.5, True):
+        with pytest.raises(UserError, match="'seed' is wrong"):
+            comparison.jobs(methods, [0, wrong], tmp_path)

@@ -27,6 +27,13 @@ def test_every_stage_gets_its_share(iterations, trials, stages):
     assert sum(size * each for size, each in stages) <= iterations
 
 
+def test_no_trials_and_settings_of_the_stages():
+    with pytest.raises(UserError, match="--trials must be at least 1, got 0"):
+        tuning.plan(20, 0)
+    with pytest.raises(UserError, match="'rounds' cannot be tuned: the stages set it"):
+        tuning.candidates(load(None, BASE), {"rounds": (1, 9)}, 3)
+
+
 def test_a_budget_that_is_too_small():
     with pytest.raises(UserError, match="allows 20 iterations, too few for 27 trials"):
         tuning.plan(20, 27)
@@ -63,6 +70,8 @@ def test_default_space_is_the_methods_own():
     )
     assert simfbo == [f"algorithm.local.{z}" for z in "yvx"]
     assert memfbo == ["algorithm.local.y", "algorithm.local.x"]
+    given = tuning.default_space(load(None, BASE | {"algorithm.server.x": 0.1}))
+    assert list(given) == [f"algorithm.server.{z}" for z in "yvx"]
     assert fednest == [f"algorithm.steps.{z}" for z in "yvx"]
 
 
@@ -77,6 +86,7 @@ def test_tuning_finds_better_steps_and_goes_on_where_it_stopped(tmp_path):
     diverged = [r for r in tuned.results if r.status == "diverged"]
     assert diverged
     assert all(r.score is None for r in diverged)
+    assert all(r.communication_rounds < r.iterations for r in diverged)
     last = tuned.results[6:]
     best = min(last, key=lambda r: r.score)
     assert best.score < 0.1 * tuned.results[0].score
@@ -97,5 +107,5 @@ def test_tuning_finds_better_steps_and_goes_on_where_it_stopped(tmp_path):
 def test_all_trials_diverge(tmp_path):
     config = load(None, BASE | {"algorithm.name": "fedbio", "algorithm.steps.x": 1e30})
     space = {"algorithm.steps.x": (1e30, 1e32)}
-    with pytest.raises(UserError, match="All trials diverged"):
+    with pytest.raises(UserError, match="All trials of stage 1 diverged"):
         tuning.tune(config, tmp_path, budget=40, trials=2, space=space)

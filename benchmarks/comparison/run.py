@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from simfbo import comparison, config
+from simfbo import bands, comparison, config
 from simfbo.history import FILE, History
 from simfbo.sweep import Job, sweep
 from simfbo.tuning import default_space, tune
@@ -46,7 +46,7 @@ def tune_one(name: str, settings: config.RunConfig, folder: Path) -> None:
     tuned = tune(settings, scratch, budget=BUDGET, trials=TRIALS, space=space, workers=2)
     print(folder.name, name, tuned.best.algorithm, file=sys.stderr, flush=True)
     (scratch / "trials.jsonl").replace(folder / f"{name}.jsonl")
-    (scratch / "best.toml").replace(kept)
+    kept.write_text(config.as_toml(tuned.best.model_copy(update={"seed": 0})))
     shutil.rmtree(scratch)
 
 
@@ -62,7 +62,7 @@ def compare_all(partition: str, names: list[str]) -> None:
     rows = comparison.rows(groups, "test_accuracy", TARGETS)
     (folder / "table.md").write_text(comparison.markdown(rows) + "\n")
     print(comparison.markdown(rows))
-    figure = comparison.draw(groups, "test_accuracy")
+    figure = bands.draw(groups, "test_accuracy")
     figure.axes[0].set_ylim(0.8, 0.985)
     figure.savefig(folder / "figure.png", dpi=110)
 

@@ -133,8 +133,10 @@ ALGORITHMS = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "f
 
 
 def steps_table(config: AlgorithmConfig) -> str:
-    """Return the name of the table that holds a method's step sizes."""
-    return "local" if hasattr(config, "local") else "steps"
+    """Return the name of the table that holds a method's step sizes, the server's where given."""
+    if hasattr(config, "steps"):
+        return "steps"
+    return "local" if getattr(config, "server", None) is None else "server"
 
 
 # Whom a method's authors let take part, where that is not SimFBO's sampling without replacement.

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"simfbo: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"simfbo: {stop or 'interrupted'}.", file=sys.stderr)
+        print(f"simfbo: {str(stop) or 'interrupted'}.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -225,6 +225,8 @@ def _compare(options: argparse.Namespace) -> int:
 
     overrides = _overrides(options)
     tree = settings.read(options.config) if options.config else {}
+    if "seed" in tree or "seed" in overrides:
+        raise UserError("Say 'seeds' in place of 'seed': a comparison takes a list of them.")
     seeds = tree.pop("seeds", [0, 1, 2])
     if options.seeds is not None:
         seeds = _whole_numbers(options.seeds, "--seeds")

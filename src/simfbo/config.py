@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 
@@ -227,7 +227,7 @@ def _sentence(error: ValidationError) -> str:
     place = [part for part in parts if "constrained-int" not in part]
     field = ".".join(place) or "configuration"
     if first["type"] == "extra_forbidden":
-        return f"'{field}' is no setting.{_suggestion(place[-1])}"
+        return f"'{field}' is no setting.{_suggestion(place[-1], first['loc'])}"
     if first["type"] == "missing":
         return f"'{field}' is missing from the configuration."
     if first["type"] == "union_tag_not_found":
@@ -241,10 +241,19 @@ def _sentence(error: ValidationError) -> str:
     return f"'{field}' is wrong: {message[0].lower()}{message[1:]}, got {first['input']!r}."
 
 
-def _suggestion(key: str) -> str:
-    """Return ' Did you mean ...?' where a known key is close."""
-    models = (RunConfig, QuadraticConfig, HyperRepresentationConfig, *MODELS, StepsConfig,
-              SamplingConfig, LocalWorkConfig)  # fmt: skip
-    known = sorted({name for model in models for name in model.model_fields})
+def _suggestion(key: str, place: tuple) -> str:
+    """Return ' Did you mean ...?' where a known key is close; what there is, of an algorithm."""
+    own = [model for model in MODELS if place[0] == "algorithm" and place[1] in _names(model)]
+    models = own or (RunConfig, QuadraticConfig, HyperRepresentationConfig, SamplingConfig,
+                     LocalWorkConfig)  # fmt: skip
+    known = sorted({name for model in (*models, StepsConfig) for name in model.model_fields})
     close = [match for match in difflib.get_close_matches(key, known, 2) if match != key][:1]
-    return f" Did you mean '{close[0]}'?" if close else ""
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    others = [name for model in own for name in model.model_fields if name != "name"]
+    return f" The settings of {place[1]} are {', '.join(sorted(others))}." if others else ""
+
+
+def _names(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the algorithms that a model describes."""
+    return get_args(model.model_fields["name"].annotation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from simfbo import comparison, report
+from simfbo import bands, comparison, report
 from simfbo.commands import OUT, fresh, progress_bar
 from simfbo.config import RunConfig, as_toml
 from simfbo.errors import UserError
@@ -39,9 +39,10 @@ def compare(
             raise _interrupted(directory) from None
     groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
     metric = options.metric or report.metrics(histories[0])[0]
-    histories[0].column(metric)  # a metric that is not there is refused here
+    for history in histories:
+        history.column(metric)  # a metric that is not there is refused here
     rows = comparison.rows(groups, metric, targets)
-    comparison.save(groups, metric, rows, directory)
+    bands.save(groups, metric, rows, directory)
     _print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
     return 0
@@ -52,6 +53,7 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
     from simfbo import tuning
 
     directory = options.output or fresh("tune", config, config.algorithm.name)
+    OUT.print(f"{options.trials} trials into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task("", total=None)
 

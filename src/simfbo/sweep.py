@@ -4,9 +4,10 @@ Light on purpose: JAX is imported in the workers only.
 """
 
 import multiprocessing
+import os
 import queue
-import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -59,14 +60,22 @@ def sweep(
 
 def _ended(job: Job) -> History | None:
     """Return the history of a job that has ended; None where it must (still) be run."""
-    if not (job.directory / FILE).is_file():
+    history = _load(job)
+    if history is None:
         return None
-    history = History.load(job.directory)
     if history.header["config"] != job.config.model_dump(mode="json"):
         raise UserError(
             f"{job.directory} holds a run with other settings: choose another output folder."
         )
     return history if (history.end or {}).get("status") in ("finished", "diverged") else None
+
+
+def _load(job: Job) -> History | None:
+    """Return what there is of a job's history; None before its first line is whole."""
+    try:
+        return History.load(job.directory)
+    except (UserError, OSError):
+        return None
 
 
 def _run_all(
@@ -99,10 +108,16 @@ def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
             break
         except queue.Empty:
             tell()
-        if any(process.exitcode for process in processes):
+        codes = [process.exitcode for process in processes if process.exitcode]
+        if codes and codes[0] < 0:
             raise UserError(
-                "A worker process was killed, perhaps for want of memory: try --jobs 1. What had "
-                "finished is kept; the same command goes on from there."
+                f"A worker process was killed by signal {-codes[0]}, perhaps for want of memory: "
+                "try --jobs 1. Given the same --output, what had finished is kept."
+            )
+        if codes:
+            raise UserError(
+                "A worker process could not start; its message stands above. A script that calls "
+                'this needs `if __name__ == "__main__":` around the call.'
             )
     if wrong is not None:
         raise wrong
@@ -111,6 +126,7 @@ def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
 def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     """Run jobs until there are no more; the body of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     from simfbo.build import keep_compilations
 
     keep_compilations()
@@ -124,11 +140,19 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
             done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
 
 
+def _end_with_the_parent() -> None:
+    """End this worker when its parent is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def run_job(job: Job, data_dir: Path | None = None) -> History:
     """Return the history of one job, run in this process from its beginning."""
     from simfbo.build import run_config
 
-    shutil.rmtree(job.directory, ignore_errors=True)
+    (job.directory / FILE).unlink(missing_ok=True)
     return run_config(job.config, _task(job.config, data_dir), job.directory)
 
 
@@ -152,11 +176,8 @@ def _tell(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
 
 def _progress(job: Job) -> int:
     """Return how many iterations of a job are behind us; all, once it has ended."""
-    if not (job.directory / FILE).is_file():
-        return 0
-    try:
-        history = History.load(job.directory)
-    except UserError:  # its first line is being written
+    history = _load(job)
+    if history is None:
         return 0
     if history.end is not None:
         return job.config.rounds

@@ -9,7 +9,7 @@ need many rounds for an iteration get fewer iterations out of it.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def tune(
     federation = build_federation(config, task.data)
     rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
     stages = plan(budget / rounds, trials)
-    settings, results, found = candidates(config, space, trials), [], []
+    settings, results = candidates(config, space, trials), []
     make_folder(directory)
     alive = list(range(trials))
     for stage, (size, iterations) in enumerate(stages):
@@ -110,14 +110,20 @@ def tune(
             for i, history in zip(alive, histories, strict=True)
         ]
         results += found
-        alive = [result.trial for result in sorted(found, key=lambda r: _rank(r, metric))]
-    if all(result.score is None for result in found):
-        raise UserError("All trials diverged: give smaller ranges, as --range KEY=0.0001..0.01.")
+        _write(directory / "trials.jsonl", "".join(map(_line, results)))
+        sound = [result for result in found if result.score is not None]
+        if not sound:
+            raise UserError(
+                f"All trials of stage {stage + 1} diverged: give smaller ranges, as --range "
+                "KEY=0.0001..0.01."
+            )
+        alive = [result.trial for result in sorted(sound, key=lambda r: _rank(r, metric))]
     best = checked(config.model_dump(), settings[alive[0]])
-    _write(directory, results, best)
+    _write(directory / "best.toml", as_toml(best))
     return Tuned(best, metric, results)
 
 
+_FIXED = ("rounds", "every", "seed")
 _COUNTED = 50  # iterations over which rounds are counted, where their number is drawn
 
 
@@ -142,11 +148,13 @@ def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
         >>> plan(8100, 27)
         [(27, 100), (9, 300), (3, 900)]
     """
+    if trials < 1:
+        raise UserError(f"--trials must be at least 1, got {trials}.")
     sizes = [trials]
     while sizes[-1] > 3:
         sizes.append(math.ceil(sizes[-1] / 3))
     stages = [(size, int(iterations / (len(sizes) * size))) for size in sizes]
-    if trials < 1 or stages[0][1] < 1:
+    if stages[0][1] < 1:
         raise UserError(
             f"The budget allows {iterations:.0f} iterations, too few for {trials} trials: raise "
             "--budget or lower --trials."
@@ -157,6 +165,8 @@ def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
 def candidates(config: RunConfig, space: Space, trials: int) -> list[dict[str, float]]:
     """Return the settings of every trial: those of the configuration, then a Halton sequence."""
     for key, (low, high) in space.items():
+        if key in _FIXED:
+            raise UserError(f"'{key}' cannot be tuned: the stages set it.")
         if not 0 < low < high < math.inf:
             raise UserError(f"The range of '{key}' must satisfy 0 < low < high.")
     own = {key: _lookup(config, key) for key in space}
@@ -214,9 +224,8 @@ def _result(
 
 def _rank(result: Result, metric: str) -> float:
     """Return a number that is small for good results."""
-    if result.score is None:
-        return math.inf
-    return -result.score if higher_is_better(metric) else result.score
+    score = math.inf if result.score is None else result.score
+    return -score if higher_is_better(metric) else score
 
 
 def _part(on_progress: OnProgress | None, stage: int, stages: int) -> Callable | None:
@@ -226,8 +235,9 @@ def _part(on_progress: OnProgress | None, stage: int, stages: int) -> Callable |
     return lambda done, total: on_progress(stage, stages, done, total)
 
 
-def _write(directory: Path, results: Sequence[Result], best: RunConfig) -> None:
-    """Write trials.jsonl and best.toml."""
-    lines = [json.dumps(result._asdict()) + "\n" for result in results]
-    (directory / "trials.jsonl").write_text("".join(lines), encoding="utf-8")
-    (directory / "best.toml").write_text(as_toml(best), encoding="utf-8")
+def _line(result: Result) -> str:
+    return json.dumps(result._asdict()) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from simfbo.algorithms.memfbo import penalised_directions
 from simfbo.errors import UserError
 from simfbo.local_work import constant, fixed, momentum
 from simfbo.problem import Point
-from simfbo.sampling import Cohort, with_replacement
+from simfbo.sampling import Cohort
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]
@@ -30,8 +30,8 @@ STEPS = Steps(y=0.2, v=0.15, x=0.1)
 RNG = np.random.default_rng(0)
 START = Point(RNG.normal(size=3), RNG.normal(size=4), RNG.normal(size=4))
 KEY = jax.random.key(3)
-FEDNEST, AGGITD, FEDMBO = (
-    importlib.import_module(f"simfbo.algorithms.{name}") for name in ("fednest", "aggitd", "fedmbo")
+FEDNEST, AGGITD = (
+    importlib.import_module(f"simfbo.algorithms.{name}") for name in ("fednest", "aggitd")
 )
 
 
@@ -99,6 +99,24 @@ def test_fednest_is_its_equations():
         total = total + term
     v = STEPS.v * total
     alike(once(fednest(TASK.problem, STEPS, 3, 4)), fed_out(x, y, v), y, v)
+
+
+@pytest.mark.parametrize("factory", [fednest, lfednest, aggitd])
+def test_the_step_of_y_is_unbiased_over_all_cohorts(factory):
+    """With one local step and one lower round, over all pairs of clients that weigh differently."""
+    algorithm = factory(TASK.problem, STEPS, 1)
+    state = algorithm.init(*START[:2])
+    drawn: list = []
+    federation = SimulatedFederation(
+        TASK.data, lambda key, p: Cohort(ids := np.array(drawn[-1]), p[ids] * 5 / len(ids))
+    )
+
+    def after(ids):
+        drawn.append(ids)
+        return algorithm.round(state, federation, KEY).y
+
+    pairs = [after(pair) for pair in itertools.combinations(range(5), 2)]
+    np.testing.assert_allclose(np.mean(pairs, axis=0), after(range(5)), rtol=1e-12)
 
 
 def test_fednest_as_released_is_its_formula():
@@ -259,82 +277,6 @@ def test_fedbio_with_one_local_step_is_soba(factory):
     assert checks.examine(lambda problem, local, server: factory(problem, server), soba).passed
 
 
-# FedMBO
-
-
-def hypergradient_of_the_truncated_series(x, y, step, terms):
-    slope = TRUTH.C @ y - TRUTH.Ct
-    matrix = np.eye(4) - step * TRUTH.A
-    v = step * sum(np.linalg.matrix_power(matrix, j) @ slope for j in range(terms))
-    return TRUTH.D @ x - TRUTH.Ds + TRUTH.B.T @ v, v
-
-
-def chains(size, hops, monkeypatch, terms=2, mode="paper"):
-    """Return the mean of x's direction and of v over all draws of cohorts and orders."""
-    steps = Steps(y=1e-30, v=0.1, x=1.0)
-    algorithm = fedmbo(TASK.problem, steps, 1, terms, mode)
-    queue: list = []
-    federation = SimulatedFederation(
-        TASK.data, lambda key, p: Cohort(ids := np.array(queue.pop(0)), p[ids] * 5 / size)
-    )
-    orders: list = []
-
-    def shuffle(stacked, key):
-        return jax.tree.map(lambda a: a[np.array(orders.pop(0))], stacked)
-
-    monkeypatch.setattr(FEDMBO, "draw_terms", lambda key, count: hops)
-    monkeypatch.setattr(FEDMBO, "_shuffle", shuffle)
-    cohorts = list(itertools.product(range(5), repeat=size))
-    permutations = list(itertools.permutations(range(size)))
-    found = []
-    for drawn in itertools.product(cohorts, repeat=hops + 2):
-        for turned in itertools.product(permutations, repeat=hops + 1):
-            queue[:], orders[:] = [range(5)[:size], *drawn], list(turned)
-            state = algorithm.round(Point(*START), federation, KEY)
-            found.append((START.x - state.x, state.v))
-    return [np.mean(part, axis=0) for part in zip(*found, strict=True)]
-
-
-def test_fedmbo_chains_are_unbiased_over_all_draws(monkeypatch):
-    means = [chains(1, hops, monkeypatch) for hops in (0, 1)]
-    h, v = (np.mean(part, axis=0) for part in zip(*means, strict=True))
-    expected = hypergradient_of_the_truncated_series(START.x, START.y, 0.1, 2)
-    np.testing.assert_allclose(h, expected[0], rtol=1e-10)
-    np.testing.assert_allclose(v, expected[1], rtol=1e-10)
-
-
-def test_fedmbo_as_released_grows_its_chains(monkeypatch):
-    _, v = chains(1, 1, monkeypatch, mode="as_released")
-    slope = TRUTH.C @ START.y - TRUTH.Ct
-    np.testing.assert_allclose(v, 0.2 * (2 * np.eye(4) - 0.1 * TRUTH.A) @ slope, rtol=1e-10)
-
-
-def test_two_chains_side_by_side_are_unbiased_over_all_draws(monkeypatch):
-    h, v = chains(2, 0, monkeypatch, terms=1)
-    expected = hypergradient_of_the_truncated_series(START.x, START.y, 0.1, 1)
-    np.testing.assert_allclose(h, expected[0], rtol=1e-10)
-    np.testing.assert_allclose(v, expected[1], rtol=1e-10)
-
-
-def test_fedmbo_as_drawn_is_unbiased_within_its_standard_error():
-    steps = Steps(y=1e-30, v=0.2, x=1.0)
-    algorithm = fedmbo(TASK.problem, steps, 1, 3)
-    federation = SimulatedFederation(TASK.data, with_replacement(3))
-    keys = jax.random.split(KEY, 3000)
-    moves = [START.x - algorithm.round(Point(*START), federation, key).x for key in keys]
-    expected, _ = hypergradient_of_the_truncated_series(START.x, START.y, 0.2, 3)
-    error = np.std(moves, axis=0, ddof=1) / np.sqrt(len(moves))
-    assert np.abs((np.mean(moves, axis=0) - expected) / error).max() < 4
-    assert error.max() < 0.1 * np.abs(expected).max()
-
-
-def test_fedmbo_lower_rounds_are_minibatch_sgd():
-    y = START.y
-    for _ in range(3):
-        y = y - STEPS.y * (TRUTH.A @ y - TRUTH.B @ START.x - TRUTH.c)
-    np.testing.assert_allclose(once(fedmbo(TASK.problem, STEPS, 3, 1)).y, y, rtol=1e-12)
-
-
 # MemFBO
 
 
@@ -355,6 +297,25 @@ def test_memfbo_hypergradient_error_falls_as_one_over_lambda():
     ratios = np.array(errors[:-1]) / np.array(errors[1:])
     np.testing.assert_allclose(ratios, 2, atol=0.15)
     assert ratios[-1] == pytest.approx(2, abs=0.02)
+
+
+def test_memfbo_is_its_equations():
+    algorithm, penalty = memfbo(TASK.problem, STEPS, penalty=30.0), 30.0
+    sums = []
+    for i, tau in enumerate(TAUS):
+        x, y, u, moved = *START[:2], START.y, np.zeros(11)
+        for _ in range(tau):
+            d_u = f_y(i, x, u) / penalty + g_y(i, x, u)
+            d_x = f_x(i, x, u) - penalty * Q.B[i].T @ (u - y)
+            d = STEPS.x * d_x, STEPS.y * g_y(i, x, y), STEPS.y * d_u
+            x, y, u = x - d[0], y - d[1], u - d[2]
+            moved = moved - np.concatenate(d)
+        sums.append(moved)
+    x, y, u = np.split(np.concatenate([*START[:2], START.y]) + mean(sums), [3, 7])
+    state = algorithm.round(algorithm.init(*START[:2]), UNEQUAL, KEY)
+    np.testing.assert_allclose(state.x, x, rtol=1e-10)
+    np.testing.assert_allclose(state.y, y, rtol=1e-12)
+    np.testing.assert_allclose(state.penalised, u, rtol=1e-12)
 
 
 def test_memfbo_moves_y_and_u_alike_and_has_no_v():

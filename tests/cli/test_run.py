@@ -99,15 +99,15 @@ def test_run_on_digits(simfbo):
 def test_interrupted(simfbo, monkeypatch):
     watched = commands.run_config
 
-    def interrupted(*arguments, on_round, **options):
+    def interrupted(config, task, directory, on_round):
         def stop(t, record):
             on_round(t, record)
             if t == 1:
                 raise KeyboardInterrupt
 
-        return watched(*arguments, on_round=stop, **options)
+        return watched(config, task, directory, stop)
 
-    monkeypatch.setattr(commands, "run", interrupted)
+    monkeypatch.setattr(commands, "run_config", interrupted)
     code, _, err = simfbo(*RUN, "--output", "it")
     assert (code, err) == (130, "")
     history = History.load("it")

@@ -87,6 +87,10 @@ def test_a_run_that_fails_in_a_worker_is_one_sentence(simfbo):
         (("compare",), "Name a task: quadratic or hyper-representation; or give --config FILE."),
         ((*COMPARE, "--seeds", "a"), "--seeds takes 0..2 or 0,5,7; got 'a'."),
         ((*COMPARE, "--seeds", "1,1"), "'seeds' must be a list of different numbers, got [1, 1]."),
+        (
+            (*COMPARE, "--set", "seed=3"),
+            "Say 'seeds' in place of 'seed': a comparison takes a list of them.",
+        ),
         ((*COMPARE, "--targets", "x"), "--targets takes numbers as 0.9,0.95; got 'x'."),
         ((*COMPARE, "--methods", "simfbo", "--jobs", "0"), "--jobs must be at least 1, got 0."),
         (
@@ -121,7 +125,16 @@ def test_tune_prints_a_winner_that_runs(simfbo):
     assert simfbo("run", "--config", "printed.toml", "--rounds", "2", "--quiet")[0] == 0
 
 
-def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
+def test_a_metric_that_some_method_lacks(simfbo):
+    arguments = (*COMPARE, "--methods", "simfbo,memfbo", "--seeds", "0", "--output", "out")
+    code, _, err = simfbo(*arguments, "--metric", "v_error")
+    assert code == 2
+    assert err.startswith("simfbo: The history holds no 'v_error'; it holds round")
+    assert simfbo(*arguments, "--metric", "y_error")[0] == 0
+
+
+def endless(tmp_path):
+    """Return a comparison without end in a process group of its own, and its history's file."""
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from simfbo.cli import main; sys.exit(main())"
@@ -135,18 +148,32 @@ def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     file = tmp_path / "it" / "simfbo-seed0" / "history.jsonl"
-    try:
-        deadline = time.monotonic() + 90
-        while not (file.exists() and file.read_text().count("\n") > 3):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert err == "simfbo: interrupted; the same command with --output it goes on from here.\n"
+    deadline = time.monotonic() + 90
+    while not (file.exists() and file.read_text().count("\n") > 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process, file
+
+
+def grows(file):
     length = file.stat().st_size
     time.sleep(1)
-    assert file.stat().st_size == length
+    return file.stat().st_size > length
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+    process, file = endless(tmp_path)
+    assert grows(file)
+    process.kill()
+    process.communicate(timeout=60)  # the worker holds the pipes open as long as it lives
+    assert not grows(file)
+
+
+def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
+    process, file = endless(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "simfbo: interrupted; the same command with --output it goes on from here.\n"
+    assert not grows(file)

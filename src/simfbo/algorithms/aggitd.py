@@ -7,8 +7,16 @@ no loop of its own.
 
 import jax
 
-from simfbo.algorithms.fednest import draw_terms, local_svrg, require_counts
-from simfbo.algorithms.parts import add, add_scaled, oracles, scale, start
+from simfbo.algorithms.fednest import local_drifts
+from simfbo.algorithms.parts import (
+    add,
+    add_scaled,
+    draw_terms,
+    oracles,
+    require_counts,
+    scale,
+    start,
+)
 from simfbo.algorithms.simfbo import Steps
 from simfbo.federation import Algorithm, Client, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree, grad_upper_x, mixed
@@ -45,7 +53,7 @@ def aggitd(problem: BilevelProblem, steps: Steps, lower_rounds: int = 5) -> Algo
     """
     require_counts(lower_rounds=lower_rounds)
     ask = oracles(problem)
-    lower_svrg, upper_svrg = local_svrg(problem, steps)
+    lower_drift, upper_drift = local_drifts(problem, steps)
 
     def lower_and_upper_grad(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
         lower, upper = _two_clients(client)
@@ -77,16 +85,17 @@ def aggitd(problem: BilevelProblem, steps: Steps, lower_rounds: int = 5) -> Algo
                 payload = (x, y, z)
                 q, product = federation.aggregate(lower_grad_and_product, payload, cohort, key)
                 z = add_scaled(z, -steps.v, product)
-            y = add(y, federation.aggregate(lower_svrg, (x, y, q), cohort, next(keys)))
+            change = federation.aggregate(lower_drift, (x, y, q), cohort, next(keys))
+            y = add(add_scaled(y, -steps.y, q), change)
         v = scale(steps.v * lower_rounds, z)
         cohort = federation.cohort(key := next(keys))
         cross = federation.aggregate(indirect, (x, y, v), cohort, key)
         h = add_scaled(federation.aggregate(direct, (x, y), cohort, next(keys)), -1.0, cross)
-        x = add(x, federation.aggregate(upper_svrg, (x, y, h), cohort, next(keys)))
-        return Point(x, y, v)
+        change = federation.aggregate(upper_drift, (x, y, h), cohort, next(keys))
+        return Point(add(add_scaled(x, -steps.x, h), change), y, v)
 
-    works = (ask.lower_grad, lower_and_upper_grad, lower_grad_and_product, lower_svrg, direct,
-             indirect, upper_svrg)  # fmt: skip
+    works = (ask.lower_grad, lower_and_upper_grad, lower_grad_and_product, lower_drift, direct,
+             indirect, upper_drift)  # fmt: skip
     return Algorithm("FBO-AggITD", start, round, works, _BIASES if lower_rounds > 1 else {})
 
 

@@ -11,8 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from simfbo.algorithms.fednest import Mode, draw_terms, is_released, require_counts
-from simfbo.algorithms.parts import add_scaled, oracles, scale, start
+from simfbo.algorithms.parts import (
+    Mode,
+    add_scaled,
+    draw_terms,
+    is_released,
+    oracles,
+    require_counts,
+    scale,
+    start,
+)
 from simfbo.algorithms.simfbo import Steps
 from simfbo.federation import Algorithm, Dealt, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree
@@ -29,7 +37,7 @@ def fedmbo(
     neumann_terms: int = 5,
     mode: Mode = "paper",
 ) -> Algorithm:
-    """Return FedMBO; its authors sample clients with replacement.
+    """Return FedMBO; its authors sample clients with replacement, and clients take no local steps.
 
         K times:      y -= beta sum_C w_i grad_y g_i(x, y)
         each chain:   p = grad_y f_i(x, y) at a client i drawn for it;  N' ~ U{0..N-1} times, at a

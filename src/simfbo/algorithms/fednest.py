@@ -6,7 +6,6 @@ linear system (FedIHGP), a federated SVRG step on x (FedOut).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,15 @@ import numpy as np
 
 from simfbo import trees
 from simfbo.algorithms.parts import (
+    Mode,
     Oracles,
     add,
     add_scaled,
-    corrected_descent,
+    draw_terms,
+    drift,
+    is_released,
     oracles,
+    require_counts,
     scale,
     start,
 )
@@ -26,14 +29,10 @@ from simfbo.algorithms.simfbo import Steps
 from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Client, ClientWork, Dealt, Federation
 from simfbo.problem import BilevelProblem, Point, PyTree, grad_lower_y, grad_upper_x
-from simfbo.random import host_rng
 from simfbo.sampling import Cohort
 
-Mode = Literal["paper", "as_released"]
 Keys = Iterator[jax.Array]
 Series = Callable[[PyTree, PyTree, Federation, Cohort, Keys], PyTree]
-
-_TERMS = 7  # purpose of a key: how many terms of a series
 
 
 def fednest(
@@ -49,12 +48,12 @@ def fednest(
 
         FedInn, K times:  q = sum_C w_i grad_y g_i(x, y);
                           tau_i steps y_i -= (beta/tau_i) [grad_y g_i(x, y_i) - grad_y g_i(x, y) + q];
-                          y += sum_C w_i (y_i - y)
+                          y += -beta q + sum_C w_i (y_i - y + beta q)
         FedIHGP:          p_0 = sum_C w_i grad_y f_i(x, y);   p_j = p_{j-1} - s sum_C w_i H_i p_{j-1};
                           v = s sum_{j=0..N} p_j
         FedOut:           h = sum_C w_i [grad_x f_i - grad^2_xy g_i v];
                           tau_i steps x_i -= (alpha/tau_i) [grad_x f_i(x_i, y) - grad_x f_i(x, y) + h];
-                          x += sum_C w_i (x_i - x)
+                          x += -alpha h + sum_C w_i (x_i - x + alpha h)
 
     Args:
         problem: the two losses.
@@ -82,7 +81,7 @@ def fednest(
     if released and drawn:
         raise UserError("The released series is always summed: use drawn with mode 'paper'.")
     ask = oracles(problem, full=released)
-    lower_svrg, upper_svrg = local_svrg(problem, steps, one_upper_step)
+    lower_drift, upper_drift = local_drifts(problem, steps, one_upper_step)
     if released:
         series = _released_series(ask, steps.x, neumann_terms)
     else:
@@ -94,15 +93,16 @@ def fednest(
         for _ in range(lower_rounds):
             cohort = federation.cohort(key := next(keys))
             q = federation.aggregate(ask.lower_grad, (x, y), cohort, key)
-            y = add(y, federation.aggregate(lower_svrg, (x, y, q), cohort, next(keys)))
+            change = federation.aggregate(lower_drift, (x, y, q), cohort, next(keys))
+            y = add(add_scaled(y, -steps.y, q), change)
         cohort = federation.cohort(next(keys))
         v = series(x, y, federation, cohort, keys)
         h = federation.aggregate(ask.hypergrad, (x, y, v), cohort, next(keys))
-        x = add(x, federation.aggregate(upper_svrg, (x, y, h), cohort, next(keys)))
-        return Point(x, y, v)
+        change = federation.aggregate(upper_drift, (x, y, h), cohort, next(keys))
+        return Point(add(add_scaled(x, -steps.x, h), change), y, v)
 
     biases = _RELEASED if released else _DRAWN if drawn else {}
-    return Algorithm("FedNest", start, round, (*ask, lower_svrg, upper_svrg), biases)
+    return Algorithm("FedNest", start, round, (*ask, lower_drift, upper_drift), biases)
 
 
 def _everywhere(why: str) -> dict[str, str]:
@@ -117,49 +117,34 @@ _DRAWN = {
 }
 
 
-def local_svrg(
+def local_drifts(
     problem: BilevelProblem, steps: Steps, one_upper_step: bool = False
 ) -> tuple[ClientWork, ClientWork]:
-    """Return FedInn's and FedOut's local works: (x, y, q) -> y_i - y and (x, y, h) -> x_i - x."""
+    """Return FedInn's and FedOut's local works: (x, y, q) -> y_i - (y - beta q), and x alike.
 
-    def lower_svrg(payload: PyTree, client: Client) -> PyTree:
+    What all clients have in common, -beta q, is the server's to apply: added up by the clients it
+    would count sum_C w_i times, and the weights of a cohort sum to one only in expectation.
+    """
+
+    def lower_drift(payload: PyTree, client: Client) -> PyTree:
         x, y, q = payload
 
         def gradient(y: PyTree, key: jax.Array) -> PyTree:
             return grad_lower_y(problem, x, y, client.data.lower_batch(key))
 
-        return corrected_descent(y, gradient, q, client, steps.y)
+        return drift(y, gradient, q, client, steps.y)
 
-    def upper_svrg(payload: PyTree, client: Client) -> PyTree:
+    def upper_drift(payload: PyTree, client: Client) -> PyTree:
         x, y, h = payload
         if one_upper_step:
-            return trees.scale(-steps.x, h)
+            return trees.zeros_like(x)
 
         def gradient(x: PyTree, key: jax.Array) -> PyTree:
             return grad_upper_x(problem, x, y, client.data.upper_batch(key))
 
-        return corrected_descent(x, gradient, h, client, steps.x)
+        return drift(x, gradient, h, client, steps.x)
 
-    return lower_svrg, upper_svrg
-
-
-def draw_terms(key: jax.Array, count: int) -> int:
-    """Return a number drawn uniformly from {0 .. count-1}."""
-    return int(host_rng(key, _TERMS).integers(count))
-
-
-def is_released(mode: str) -> bool:
-    """Return whether a mode is that of the published code, after a check that it is one."""
-    if mode not in get_args(Mode):
-        raise UserError(f"The mode must be one of {', '.join(get_args(Mode))}, got '{mode}'.")
-    return mode == "as_released"
-
-
-def require_counts(**counts: int) -> None:
-    """Raise unless every count is at least 1."""
-    for name, count in counts.items():
-        if count < 1:
-            raise UserError(f"{name} must be at least 1, got {count}.")
+    return lower_drift, upper_drift
 
 
 def _neumann_series(ask: Oracles, step: float, terms: int, drawn: bool) -> Series:

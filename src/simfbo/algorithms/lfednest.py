@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from simfbo import trees
-from simfbo.algorithms.fednest import require_counts
-from simfbo.algorithms.parts import add, descend
+from simfbo.algorithms.parts import add, descend, require_counts
 from simfbo.algorithms.simfbo import Steps
 from simfbo.federation import Algorithm, Client, Federation
 from simfbo.problem import BilevelProblem, PyTree, grad_lower_y, grad_upper_y, hvp, residual

@@ -1,7 +1,7 @@
 """What several methods share: oracles of a client, plain local steps, and variance-reduced ones."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,12 @@ from simfbo.problem import (
     hvp,
     residual,
 )
+from simfbo.random import host_rng
 
 Direction = Callable[[PyTree, jax.Array], PyTree]
+Mode = Literal["paper", "as_released"]
+
+_TERMS = 7  # purpose of a key: how many terms of a series
 
 add = jax.jit(trees.add)
 add_scaled = jax.jit(trees.add_scaled)
@@ -93,25 +97,43 @@ def descend(z: PyTree, direction: Direction, client: Client, step: float) -> PyT
     return move(0, zero) if last == 1 else jax.lax.fori_loop(0, client.coefs.tau, move, zero)
 
 
-def corrected_descent(
-    z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: float
-) -> PyTree:
-    """Return the change of z over tau_i steps along variance-reduced gradients (SVRG).
+def drift(z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: float) -> PyTree:
+    """Return how far tau_i variance-reduced local steps (SVRG) lead away from z - step * mean.
 
         z_i -= (step / tau_i) [gradient(z_i) - gradient(z) + mean]
 
     where both gradients see the same batch and `mean` is the cohort's gradient at z. In the first
-    step they cancel, so none is computed.
+    step they cancel, so none is computed, and a client with one step has no drift.
     """
     size, last = _plan(client, step)
 
     def move(k: Any, change: PyTree) -> PyTree:
         key = jax.random.fold_in(client.key, k)
-        here, there = gradient(trees.add(z, change), key), gradient(z, key)
-        return trees.add_scaled(change, -size, trees.add(trees.subtract(here, there), mean))
+        here = trees.add_scaled(trees.add(z, change), -size * jnp.asarray(k, float), mean)
+        gap = trees.subtract(gradient(here, key), gradient(z, key))
+        return trees.add_scaled(change, -size, gap)
 
-    first = trees.scale(-size, mean)
-    return first if last == 1 else jax.lax.fori_loop(1, client.coefs.tau, move, first)
+    zero = trees.zeros_like(z)
+    return zero if last == 1 else jax.lax.fori_loop(1, client.coefs.tau, move, zero)
+
+
+def draw_terms(key: jax.Array, count: int) -> int:
+    """Return a number drawn uniformly from {0 .. count-1}."""
+    return int(host_rng(key, _TERMS).integers(count))
+
+
+def is_released(mode: str) -> bool:
+    """Return whether a mode is that of the published code, after a check that it is one."""
+    if mode not in get_args(Mode):
+        raise UserError(f"The mode must be one of {', '.join(get_args(Mode))}, got '{mode}'.")
+    return mode == "as_released"
+
+
+def require_counts(**counts: int) -> None:
+    """Raise unless every count is at least 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"{name} must be at least 1, got {count}.")
 
 
 def require_plain(client: Client) -> None:
