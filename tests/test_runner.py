@@ -228,7 +228,7 @@ def test_frame(stored):
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == [
         "round", "communication_rounds", "floats_down", "floats_up", "bytes_down", "bytes_up",
-        "seconds", "projected", "grad_norm_squared", "x_error", "y_error", "v_error",
+        "seconds", "cpu_seconds", "projected", "grad_norm_squared", "x_error", "y_error", "v_error",
     ]  # fmt: skip
     assert frame["round"].tolist() == [0, 1, 2, 3]
     assert frame["x_error"].tolist() == history.column("x_error")

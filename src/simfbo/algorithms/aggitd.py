@@ -110,4 +110,5 @@ _BIASES = {
     "ledger is cost": "How many messages carry a second vector depends on the draw of Q.",
     "sends changes": _JITTER,
     "finds the solution": _JITTER,
+    "unequal local work": _JITTER,
 }
