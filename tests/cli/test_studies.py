@@ -162,6 +162,22 @@ def grows(file):
     return file.stat().st_size > length
 
 
+def test_a_killed_worker_is_one_sentence(tmp_path):
+    process, _ = endless(tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [
+        pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(workers) == 1
+    os.kill(int(workers[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err == (
+        "simfbo: A worker process was killed by signal 9, perhaps for want of memory: try --jobs "
+        "1. Given the same --output, what had finished is kept.\n"
+    )
+
+
 def test_workers_end_with_a_killed_parent(tmp_path):
     process, file = endless(tmp_path)
     assert grows(file)
