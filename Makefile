@@ -1,8 +1,9 @@
 # Two commands do everything: `make demo` trains, `make test` checks. Both set up what they need.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test setup lint types unit benchmark-setup clean
+.PHONY: demo test setup lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
@@ -11,11 +12,12 @@ test: setup lint types unit  ## Everything that CI runs
 
 setup: .venv/.done
 
-.venv/.done: pyproject.toml
+.venv/.done: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "simfbo needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 lint: setup
@@ -29,7 +31,17 @@ unit: setup
 	$(BIN)/python -m pytest -n 2
 
 benchmark-setup: setup  ## PyTorch, for benchmarks/round_speed only
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[benchmark]'
+	$(PIP) --no-build-isolation --editable '.[benchmark]'
+
+lock:  ## Rebuild requirements.lock from pyproject.toml with the newest versions, by uv in .venv-tools
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7
+	.venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml
+
+sbom: setup  ## Write sbom.json (CycloneDX), the bill of the locked packages with their hashes
+	$(BIN)/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file sbom.json requirements.lock
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache dist
+	rm -rf .venv .venv-tools sbom.json .pytest_cache .ruff_cache dist
