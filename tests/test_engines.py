@@ -12,7 +12,8 @@ from simfbo.data import from_clients
 from simfbo.datasets import ImageData
 from simfbo.engines import CountingFederation, DebugFederation
 from simfbo.errors import ClientError, UserError
-from simfbo.federation import Client, Ledger, client_key, occurrences
+from simfbo.federation import Client, Ledger, client_key
+from simfbo.gate import occurrences
 from simfbo.local_work import constant, fixed, uniform
 from simfbo.partition import iid
 from simfbo.problem import BilevelProblem, Point
@@ -283,17 +284,17 @@ def test_debug_lets_sentences_for_the_user_through(numbered):
     assert str(caught.value) == "Do this."
 
 
-def test_debug_names_the_client_whose_message_is_not_finite(numbered):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_message_that_is_not_finite_is_refused_by_name(numbered, engine):
     def lower(x, y, batch):
         return jnp.sum(y**2) / jnp.mean(batch - 3)
 
     problem = BilevelProblem(upper=lambda x, y, batch: jnp.sum(x), lower=lower)
-    with pytest.raises(ClientError) as caught:
-        run(simfbo(problem, STEPS), DebugFederation(numbered), np.zeros(1), np.ones(1), rounds=1)
-    assert str(caught.value) == (
-        "Client 3 failed in 'simfbo_step': its message.y is not finite; "
-        "smaller step sizes often help."
-    )
+    history = run(simfbo(problem, STEPS), engine(numbered), np.zeros(1), np.ones(1), rounds=1)
+    reason = "sent .y that is not finite, or too large to measure"
+    refusal = {"round": 1, "exchange": 1, "work": "simfbo_step", "client": 3, "reason": reason}
+    assert history.refusals == [refusal]
+    assert history.end == {"status": "finished"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

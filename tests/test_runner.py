@@ -40,7 +40,8 @@ def test_header(tmp_path):
     assert (header["algorithm"], header["rounds"], header["seed"]) == ("SimFBO", 3, 9)
     assert header["config"] == {"task": {"name": "quadratic"}}
     assert header["versions"]["jax"] == jax.__version__
-    assert set(header["versions"]) == {"python", "simfbo", "jax", "jaxlib", "optax", "numpy"}
+    packages = {"simfbo", "jax", "jaxlib", "optax", "numpy"}
+    assert set(header["versions"]) == {"python", "threads", *packages}
     assert "not installed" not in header["versions"].values()
 
 
@@ -136,11 +137,15 @@ def test_interrupted(tmp_path):
 def test_diverged(tmp_path, bad):
     values = iter([1.0, 2.0, bad])
     history = go(9, directory=tmp_path, evaluate=lambda state: {"loss": next(values)})
-    assert history.end == {"status": "diverged"}
+    reason = "loss is not finite after round 2. Smaller steps often help"
+    end = {"status": "diverged", "round": 2, "variable": "loss", "reason": reason}
+    assert history.end == end
     assert history.column("round") == [0, 1, 2]
     loaded = History.load(tmp_path)
-    assert loaded.end == {"status": "diverged"}
-    np.testing.assert_array_equal(loaded.column("loss"), [1.0, 2.0, bad])
+    assert loaded.end == end
+    np.testing.assert_array_equal(loaded.column("loss"), [1.0, 2.0, np.nan])
+    for line in (tmp_path / "history.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # strict JSON knows no NaN
 
 
 def test_an_error_leaves_a_history_without_an_end(tmp_path):
@@ -159,7 +164,10 @@ def test_a_run_is_never_overwritten(tmp_path):
     before = (tmp_path / "history.jsonl").read_bytes()
     with pytest.raises(UserError) as caught:
         go(1, directory=tmp_path, seed=4)
-    assert str(caught.value) == f"{tmp_path} already holds a run: choose another output folder."
+    assert str(caught.value) == (
+        f"{tmp_path} already holds a run: choose another output folder, or go on with it: "
+        f"simfbo run --resume {tmp_path}."
+    )
     assert (tmp_path / "history.jsonl").read_bytes() == before
 
 
@@ -228,7 +236,8 @@ def test_frame(stored):
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == [
         "round", "communication_rounds", "floats_down", "floats_up", "bytes_down", "bytes_up",
-        "seconds", "cpu_seconds", "projected", "grad_norm_squared", "x_error", "y_error", "v_error",
+        "refused", "seconds", "cpu_seconds", "projected", "grad_norm_squared", "x_error", "y_error",
+        "v_error",
     ]  # fmt: skip
     assert frame["round"].tolist() == [0, 1, 2, 3]
     assert frame["x_error"].tolist() == history.column("x_error")
@@ -296,13 +305,16 @@ def test_metrics_may_be_jax_numbers_and_must_be_finite(tmp_path):
     assert History.load(tmp_path / "a").records[-1]["loss"] == 1.5
     assert good.end == {"status": "finished"}
     bad = run(ALGORITHM, FEDERATION, TASK.x0, TASK.y0, rounds=2, evaluate=metrics(np.nan))
-    assert bad.end == {"status": "diverged"}
+    assert bad.end["status"] == "diverged"
 
 
 def test_divergence_is_seen_without_metrics():
     steps = Steps(y=1e6, v=1e6, x=1e6)
     wild = run(simfbo(TASK.problem, steps), FEDERATION, TASK.x0, TASK.y0, rounds=400, every=100)
-    assert wild.end == {"status": "diverged"}
+    reason = wild.end.pop("reason")
+    assert wild.end == {"status": "diverged", "round": 1, "variable": "x", "client": 2}
+    assert reason.startswith("the norm of x is 4.45e+06 after round 1, the limit 1e+06; client 2 ")
+    assert [record["round"] for record in wild.records] == [0, 1]
 
 
 def test_an_interrupted_run_records_where_it_stopped():

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simfbo.aggregation import Aggregators, clipped_mean, median, trimmed_mean
     from simfbo.algorithms import (
         Server,
         Steps,
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
     from simfbo.data import FederatedData, federate, from_clients
     from simfbo.engines import DebugFederation, SimulatedFederation
     from simfbo.engines.counting import cost
-    from simfbo.errors import ClientError, UserError
+    from simfbo.errors import ClientError, TooFewReplies, UserError
     from simfbo.federation import Algorithm, Client, Federation, Ledger
+    from simfbo.gate import Gate
     from simfbo.history import History
+    from simfbo.privacy import Channels, Privacy, epsilon, private
     from simfbo.problem import BilevelProblem, Point
     from simfbo.runner import run
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "simfbo.aggregation": ("Aggregators", "clipped_mean", "median", "trimmed_mean"),
     "simfbo.algorithms": (
         "Server",
         "Steps",
@@ -43,40 +47,52 @@ _HOMES = {
     "simfbo.data": ("FederatedData", "federate", "from_clients"),
     "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
     "simfbo.engines.counting": ("cost",),
-    "simfbo.errors": ("ClientError", "UserError"),
+    "simfbo.errors": ("ClientError", "TooFewReplies", "UserError"),
     "simfbo.federation": ("Algorithm", "Client", "Federation", "Ledger"),
+    "simfbo.gate": ("Gate",),
     "simfbo.history": ("History",),
+    "simfbo.privacy": ("Channels", "Privacy", "epsilon", "private"),
     "simfbo.problem": ("BilevelProblem", "Point"),
     "simfbo.runner": ("run",),
 }
 
 __all__ = [
+    "Aggregators",
     "Algorithm",
     "BilevelProblem",
+    "Channels",
     "Client",
     "ClientError",
     "DebugFederation",
     "FederatedData",
     "Federation",
+    "Gate",
     "History",
     "Ledger",
     "Point",
+    "Privacy",
     "Server",
     "SimulatedFederation",
     "Steps",
+    "TooFewReplies",
     "UserError",
     "aggitd",
+    "clipped_mean",
     "cost",
+    "epsilon",
     "fedbio",
     "federate",
     "fedmbo",
     "fednest",
     "from_clients",
     "lfednest",
+    "median",
     "memfbo",
+    "private",
     "run",
     "shrofbo",
     "simfbo",
+    "trimmed_mean",
 ]
 
 

@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from simfbo import algorithms, datasets, local_work, partition, sampling
+from simfbo import aggregation, algorithms, datasets, local_work, partition, sampling
+from simfbo.aggregation import Aggregators
 from simfbo.algorithm_config import (
     AlgorithmConfig,
     MemFBOConfig,
@@ -27,9 +29,12 @@ from simfbo.data import FederatedData
 from simfbo.engines import DebugFederation, SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Engine
+from simfbo.gate import Gate
 from simfbo.history import History
+from simfbo.privacy import Channels, Privacy, epsilon, private
 from simfbo.problem import BilevelProblem
-from simfbo.runner import OnRound, run
+from simfbo.runner import Evaluate, OnRound, run
+from simfbo.safety_config import AggregationConfig, PrivacyConfig
 from simfbo.tasks import Task, hyper_representation, quadratic
 from simfbo.tasks.models import Model, cnn, mlp
 
@@ -65,26 +70,86 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     engine = SimulatedFederation if config.engine == "simulated" else DebugFederation
     work = _local_work(config.local_work, config.seed)
     work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
-    return engine(data, _sampler(config.sampling, data.n), work)
+    rules, size = config.gate, cohort_size(config, data.n)
+    if rules.min_replies > size:
+        raise UserError(f"'gate.min_replies' is {rules.min_replies}, but only {size} are asked.")
+    return engine(
+        data,
+        _sampler(config.sampling, data.n),
+        work,
+        gate=Gate(rules.max_norm, rules.min_replies),
+        aggregators=_aggregators(config.aggregation),
+        absence=sampling.drop_out(rules.drop_out) if rules.drop_out else None,
+    )
+
+
+def cohort_size(config: RunConfig, n: int) -> int:
+    """Return how many clients are asked in an exchange."""
+    if config.sampling.kind == "everyone":
+        return n
+    return min(10, n) if config.sampling.size is None else config.sampling.size
 
 
 def run_config(
-    config: RunConfig, task: Task, directory: Path | None, on_round: OnRound | None = None
+    config: RunConfig,
+    task: Task,
+    directory: Path | None,
+    on_round: OnRound | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 5.0,
 ) -> History:
     """Return the history of the run that a configuration describes."""
+    algorithm = build_algorithm(config.algorithm, task.problem)
+    federation = build_federation(config, task.data)
+    evaluate = task.evaluate
+    if config.privacy is not None:
+        algorithm = private(algorithm, _privacy(config.privacy))
+        evaluate = _with_epsilon(config, task, federation)
     return run(
-        build_algorithm(config.algorithm, task.problem),
-        build_federation(config, task.data),
+        algorithm,
+        federation,
         task.x0,
         task.y0,
         rounds=config.rounds,
         seed=config.seed,
-        evaluate=task.evaluate,
+        evaluate=evaluate,
         every=config.every or max(1, config.rounds // 20),
         directory=directory,
         config=config.model_dump(mode="json"),
         on_round=on_round,
+        resume=resume,
+        checkpoint_seconds=checkpoint_seconds,
+        explosion=config.gate.explosion,
     )
+
+
+def _with_epsilon(config: RunConfig, task: Task, federation: Engine) -> Evaluate:
+    """Return the task's metrics, with the epsilon of all exchanges until then beside them."""
+    assert config.privacy is not None
+    noise, delta = _privacy(config.privacy).noise, config.privacy.delta
+    n, size = federation.n, cohort_size(config, federation.n)
+
+    def evaluate(state: Any) -> dict[str, float]:
+        spent = epsilon(federation.ledger.total.rounds, n, size, noise, delta)
+        return {**task.evaluate(state), "epsilon": spent}
+
+    return evaluate
+
+
+def _privacy(config: PrivacyConfig) -> Privacy:
+    clip, noise = config.clip.model_dump(), config.noise.model_dump()
+    return Privacy(Channels(**clip), Channels(**noise), config.where)
+
+
+def _aggregators(config: AggregationConfig) -> Aggregators:
+    """Return the aggregator of each channel."""
+    rules = {
+        "mean": aggregation.mean,
+        "median": aggregation.median,
+        "trimmed-mean": lambda: aggregation.trimmed_mean(config.trim),
+        "clipped-mean": lambda: aggregation.clipped_mean(config.clip),
+    }
+    return Aggregators(rules[config.x](), rules[config.y](), rules[config.v]())
 
 
 def keep_compilations() -> None:

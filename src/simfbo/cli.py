@@ -6,6 +6,7 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "command"):
         parser.print_help()
         return 2
+    _show_warnings_as_sentences()
+    # One pool size on every machine, so that results do not depend on its cores: as many as the
+    # engine has lanes. Read by XLA when JAX is first used.
+    os.environ.setdefault("PJRT_NPROC", "2")
     try:
         return options.command(options)
     except UserError as error:
@@ -67,6 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _show_warnings_as_sentences() -> None:
+    """Print warnings as the command line prints everything."""
+
+    def show(message: Any, *rest: Any) -> None:
+        print(f"simfbo: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -79,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--or-digits", action="store_true", help="where the data set cannot be "
                      "fetched, run on scikit-learn's digits instead")  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="print the summary only")
+    run.add_argument("--checkpoint-seconds", type=float, default=5.0, metavar="S", help="how much "
+                     "time may pass between checkpoints (default 5)")  # fmt: skip
+    _add_resume(run)
     _add_compare(
         _command(commands, "compare", "run several methods and seeds on one task", _compare)
     )
@@ -103,6 +120,12 @@ def _command(commands: Any, name: str, text: str, function: Any) -> argparse.Arg
     )
     parser.set_defaults(command=function)
     return parser
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add `--resume`."""
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with what was begun in "
+                        "this folder, with its settings")  # fmt: skip
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +156,9 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--metric", help="what to judge by (default: the task's own)")
     add("--jobs", type=int, metavar="J", help="runs side by side (default: a run per two cores)")
-    add("--output", type=Path, metavar="DIR", help="folder; given again, what ended there is kept")
+    add("--output", type=Path, metavar="DIR", help="folder of the runs")
     add("--quiet", action="store_true", help="show no progress")
+    _add_resume(parser)
 
 
 def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -213,16 +237,36 @@ def _local_steps(text: str) -> dict[str, Any]:
 
 def _run(options: argparse.Namespace) -> int:
     """Train as configured."""
-    config = _configuration(options)
+    if options.resume:
+        _require_alone(options)
+    config = None if options.resume else _configuration(options)
     from simfbo.commands import train
 
     return train(config, options)
+
+
+# What may stand beside --resume: it changes nothing of the result.
+_HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds")
+
+
+def _require_alone(options: argparse.Namespace) -> None:
+    """Raise where settings stand beside `--resume`, which takes them from the folder."""
+    defaults = _parser().parse_args([options.command.__name__.removeprefix("_")])
+    for name, value in vars(options).items():
+        if name not in _HARMLESS and value != getattr(defaults, name):
+            flag = "TASK" if name == "task" else f"--{name.replace('_', '-')}"
+            raise UserError(f"--resume goes on with the settings in the folder: leave {flag} out.")
 
 
 def _compare(options: argparse.Namespace) -> int:
     """Run several methods and seeds."""
     from simfbo import comparison
 
+    if options.resume:
+        _require_alone(options)
+        from simfbo import studies
+
+        return studies.resume_compare(options)
     overrides = _overrides(options)
     tree = settings.read(options.config) if options.config else {}
     if "seed" in tree or "seed" in overrides:
@@ -242,6 +286,11 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _tune(options: argparse.Namespace) -> int:
     """Find step sizes."""
+    if options.resume:
+        _require_alone(options)
+        from simfbo import studies
+
+        return studies.resume_tune(options)
     config = _configuration(options)
     space = dict(map(_range, options.range)) or None
     from simfbo import studies

@@ -3,7 +3,9 @@
 import argparse
 import importlib
 import itertools
+import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simfbo import checks, datasets, report
+from simfbo import checkpoint, checks, datasets, report
 from simfbo.build import (
     build_algorithm,
     build_federation,
@@ -33,22 +35,30 @@ from simfbo.tasks import Task
 OUT = Console(highlight=False, soft_wrap=True)
 
 
-def train(config: RunConfig, options: argparse.Namespace) -> int:
-    """Run a configuration; write and print what came out."""
+def train(config: RunConfig | None, options: argparse.Namespace) -> int:
+    """Run a configuration, or go on with a run; write and print what came out."""
     keep_compilations()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely, it saves too
+    if config is None:
+        begun = begun_run(options.resume)
+        if begun.end is not None and begun.end["status"] in ("finished", "diverged"):
+            OUT.print(f"{options.resume} has {begun.end['status']}: nothing is left to do.")
+            return _exit_code(begun)
+        config = RunConfig.model_validate_json(json.dumps(begun.header["config"]))
     if options.or_digits:
         config = _or_digits(config, options.data_dir)
     task = build_task(config, options.data_dir)
     _warn_of_unequal_work(config, build_federation(config, task.data))
-    directory = options.output or fresh("", config, config.algorithm.name, f"seed{config.seed}")
-    history = _watch(config, task, directory, options.quiet)
+    directory = options.resume or options.output
+    directory = directory or fresh("", config, config.algorithm.name, f"seed{config.seed}")
+    history = _watch(config, task, directory, options)
     save_variables(directory / "variables.npz", history.state.x, history.state.y)
     if history.records:
         report.save([history], directory)
     text = report.summary(history)
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
     OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
-    return _exit_code(history, config)
+    return _exit_code(history, directory)
 
 
 def show_cost(config: RunConfig, data_dir: Path | None) -> int:
@@ -120,8 +130,9 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     return config.model_copy(update={"task": small})
 
 
-def _watch(config: RunConfig, task: Task, directory: Path, quiet: bool) -> History:
+def _watch(config: RunConfig, task: Task, directory: Path, options: argparse.Namespace) -> History:
     """Return the history of the run, shown as it goes."""
+    quiet = options.quiet
     with progress_bar(quiet) as progress:
         bar = progress.add_task(config.algorithm.name, total=config.rounds)
 
@@ -131,7 +142,8 @@ def _watch(config: RunConfig, task: Task, directory: Path, quiet: bool) -> Histo
                 progress.update(bar, description=f"{task.metric} {record[task.metric]:.4g}")
                 progress.console.print(_line(record, task.metric))
 
-        return run_config(config, task, directory, on_round)
+        resume = options.resume is not None
+        return run_config(config, task, directory, on_round, resume, options.checkpoint_seconds)
 
 
 def progress_bar(quiet: bool = False) -> Progress:
@@ -156,14 +168,29 @@ def _cells(traffic: Traffic) -> list[str]:
     return [str(traffic.rounds), *floats, *sizes]
 
 
-def _exit_code(history: History, config: RunConfig) -> int:
-    """Return 0 for a finished run, 130 for an interrupted one, 1 for a diverged one."""
-    status = (history.end or {}).get("status")
-    if status == "diverged":
-        table = "server" if hasattr(config.algorithm, "server") else "steps"
-        print("simfbo: a metric is not finite: try smaller steps, as "
-              f"--set algorithm.{table}.x=0.01, or simfbo tune.", file=sys.stderr)  # fmt: skip
-    return {"finished": 0, "interrupted": 130}.get(str(status), 1)
+def _exit_code(history: History, directory: Path | None = None) -> int:
+    """Return 0 for a finished run, 130 for an interrupted one, 1 for one that failed."""
+    end = history.end or {}
+    if end.get("status") in ("diverged", "starved"):
+        print(f"simfbo: {end['status']} in round {end['round']}: {end['reason']}.", file=sys.stderr)
+    if end.get("status") == "diverged" and directory is not None:
+        table = "steps" if "steps" in history.header["config"]["algorithm"] else "server"
+        print(f"simfbo: try smaller steps, as --set algorithm.{table}.x=0.01, or simfbo tune.",
+              file=sys.stderr)  # fmt: skip
+    if end.get("status") in ("interrupted", "starved"):
+        print(f"simfbo: to go on: simfbo run --resume {directory}", file=sys.stderr)
+    return {"finished": 0, "interrupted": 130}.get(str(end.get("status")), 1)
+
+
+def begun_run(directory: Path) -> History:
+    """Return the history of a run that was begun; its header may have to come from a checkpoint."""
+    try:
+        return History.load(directory)
+    except UserError:
+        found = checkpoint.newest(directory, lambda one: History(one.manifest["header"]))
+        if found is None:
+            raise
+        return found
 
 
 def _warn_of_unequal_work(config: RunConfig, federation: Engine) -> None:

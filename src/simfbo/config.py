@@ -26,6 +26,7 @@ from simfbo.algorithm_config import (
     Strict,
 )
 from simfbo.errors import UserError
+from simfbo.safety_config import AggregationConfig, ChannelsConfig, GateConfig, PrivacyConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -76,6 +77,10 @@ TaskConfig = Annotated[QuadraticConfig | HyperRepresentationConfig, Field(discri
 TASKS = ("quadratic", "hyper-representation")
 
 
+# Methods with one exchange per cohort, whose privacy can be accounted for.
+ONE_EXCHANGE = ("simfbo", "shrofbo", "fedbio", "memfbo")
+
+
 class SamplingConfig(Strict):
     """Who takes part in a round; left out, `size` is 10, or all where there are fewer."""
 
@@ -119,6 +124,9 @@ class RunConfig(Strict):
     algorithm: AlgorithmConfig = SimFBOConfig()
     sampling: SamplingConfig = SamplingConfig()
     local_work: LocalWorkConfig = LocalWorkConfig()
+    gate: GateConfig = GateConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    privacy: PrivacyConfig | None = None
     engine: Literal["simulated", "debug"] = "simulated"
     rounds: PositiveInt = 500
     every: PositiveInt | None = None
@@ -138,6 +146,18 @@ class RunConfig(Strict):
                 values = {**values, "sampling": {"kind": kind, **who}}
             values = {**values, "algorithm": algorithm}
         return values
+
+    @model_validator(mode="after")
+    def _can_be_private(self) -> "RunConfig":
+        if self.privacy is None:
+            return self
+        if self.algorithm.name not in ONE_EXCHANGE:
+            raise ValueError(f"privacy is accounted for {', '.join(ONE_EXCHANGE)} only")
+        if self.sampling.kind == "with-replacement":
+            raise ValueError("privacy needs sampling without replacement, or everyone")
+        if {self.aggregation.x, self.aggregation.y, self.aggregation.v} != {"mean"}:
+            raise ValueError("privacy is accounted for the mean only: leave aggregation out")
+        return self
 
 
 def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -245,7 +265,8 @@ def _suggestion(key: str, place: tuple) -> str:
     """Return ' Did you mean ...?' where a known key is close; what there is, of an algorithm."""
     own = [model for model in MODELS if place[0] == "algorithm" and place[1] in _names(model)]
     models = own or (RunConfig, QuadraticConfig, HyperRepresentationConfig, SamplingConfig,
-                     LocalWorkConfig)  # fmt: skip
+                     LocalWorkConfig, GateConfig, AggregationConfig, PrivacyConfig,
+                     ChannelsConfig)  # fmt: skip
     known = sorted({name for model in (*models, StepsConfig) for name in model.model_fields})
     close = [match for match in difflib.get_close_matches(key, known, 2) if match != key][:1]
     if close:

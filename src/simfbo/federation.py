@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from operator import add
 from typing import Any, NamedTuple, Protocol
 
@@ -11,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo import trees
+from simfbo.aggregation import Aggregators
 from simfbo.data import ClientData, FederatedData
-from simfbo.errors import UserError
+from simfbo.errors import TooFewReplies, UserError
+from simfbo.gate import NO_REPLY, Asked, Gate, Refusal
 from simfbo.local_work import Coefs, LocalWork, constant
 from simfbo.problem import PyTree
-from simfbo.sampling import Cohort, Sampler, everyone
+from simfbo.sampling import Absence, Cohort, Sampler, everyone
 
 
 class Client(NamedTuple):
@@ -83,18 +85,51 @@ class Ledger:
     total: Traffic = field(default_factory=Traffic)
     by_work: dict[str, Traffic] = field(default_factory=dict)
 
-    def record(self, work: str, clients: int, down: PyTree, up: PyTree) -> None:
+    def record(self, work: str, asked: int, replied: int, down: PyTree, up: PyTree) -> None:
         """Count one exchange: the payload `down`, and one client's message `up`."""
-        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down, clients), _size(up, clients)
+        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down, asked), _size(up, replied)
         exchange = Traffic(1, floats_down, floats_up, bytes_down, bytes_up)
         self.total = self.total.plus(exchange)
         self.by_work[work] = self.by_work.get(work, Traffic()).plus(exchange)
+
+
+class Exchange(NamedTuple):
+    """What came of one exchange.
+
+    Attributes:
+        asked: what was asked, and of whom.
+        admitted: whether a reply counts, by place in the cohort.
+        squares: squared norms of the replies, by place and leaf.
+        refusals: the replies that do not count.
+    """
+
+    asked: Asked
+    admitted: np.ndarray
+    squares: np.ndarray
+    refusals: list[Refusal]
+
+    @property
+    def factor(self) -> float:
+        """Return what the weights of those who count are multiplied by: asked / admitted."""
+        return len(self.admitted) / max(1, int(self.admitted.sum()))
+
+    @property
+    def loudest(self) -> int:
+        """Return the client whose message was the largest, or not finite."""
+        totals = np.nan_to_num(self.squares.sum(1), nan=np.inf)
+        return int(self.asked.ids[np.argmax(totals)])
 
 
 class Federation(Protocol):
     """What an algorithm may ask of the world."""
 
     ledger: Ledger
+    refusals: list[Refusal]
+
+    @property
+    def latest(self) -> Exchange | None:
+        """Return what came of the last exchange; None before the first."""
+        ...
 
     @property
     def n(self) -> int:
@@ -119,19 +154,37 @@ class Federation(Protocol):
 
 
 class Engine(ABC):
-    """What all engines on one machine share: cohorts, local work and the ledger."""
+    """What all engines share: cohorts, local work, the gate, aggregators and the ledger."""
 
     def __init__(
         self,
         data: FederatedData,
         sampler: Sampler | None = None,
         local_work: LocalWork | None = None,
+        *,
+        gate: Gate | None = None,
+        aggregators: Aggregators | None = None,
+        absence: Absence | None = None,
     ) -> None:
-        """Hold the data; by default everyone takes part, with one local step."""
+        """Hold the data; by default everyone takes part, with one local step.
+
+        Args:
+            data: the clients' data.
+            sampler: who is asked.
+            local_work: how much each does.
+            gate: what a reply must be like; finite, by default.
+            aggregators: how replies are combined; weighted sums by default.
+            absence: who does not reply though asked, to rehearse drop-outs; nobody by default.
+        """
         self.data = data
         self.sampler = sampler or everyone()
         self.local_work = local_work or constant(1)
+        self.gate = gate or Gate()
+        self.aggregators = aggregators or Aggregators()
+        self.absence = absence
         self.ledger = Ledger()
+        self.latest: Exchange | None = None
+        self.refusals: list[Refusal] = []
 
     @property
     def n(self) -> int:
@@ -152,19 +205,65 @@ class Engine(ABC):
             return None
         return float(self.data.p @ self.local_work(key, self.data.n).norm)
 
+    def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:
+        """Return whether each client asked fails to reply."""
+        return np.zeros(len(ids), bool) if self.absence is None else self.absence(key, ids)
+
     def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
-        """Return sum over the cohort of w_i work(payload, client_i): one communication round."""
+        """Return sum over the cohort of w_i work(payload, client_i): one communication round.
+
+        Replies that do not pass the gate are left out and the rest weighed again, by asked over
+        admitted; with too few of them, `TooFewReplies` is raised.
+        """
         coefs = self.local_work(key, self.data.n, cohort.ids)
-        message = self.weighted_sum(work, payload, cohort, coefs, key)
-        up = jax.tree.map(partial(_one, axes=cohort.weights.ndim - 1), message)
-        self.ledger.record(work.__name__, len(cohort.ids), payload, up)
-        return message
+        sums, exchange = self.collect(work, payload, cohort, coefs, key)
+        self._write_down(exchange, payload)
+        if self.stacks(cohort, exchange.asked.like):
+            kept = np.flatnonzero(exchange.admitted)
+            rows = jax.tree.map(lambda a: a[kept], sums)
+            return self.aggregators.combine(rows, exchange.factor * cohort.weights[kept])
+        return sums if exchange.factor == 1 else _scaled(exchange.factor, sums)
+
+    def _write_down(self, exchange: Exchange, payload: PyTree) -> None:
+        """Enter an exchange into the books; raise where too few replies are left."""
+        asked, refusals = exchange.asked, exchange.refusals
+        silent = sum(refusal.reason == NO_REPLY for refusal in refusals)
+        size = len(asked.ids)
+        self.ledger.record(asked.work, size, size - silent, payload, asked.like)
+        self.refusals += refusals
+        self.latest = exchange
+        left = int(exchange.admitted.sum())
+        if left < max(1, self.gate.min_replies):
+            raise TooFewReplies(left, exchange)
+
+    def ask(self, work: ClientWork, cohort: Cohort, like: PyTree) -> Asked:
+        """Return the exchange that comes next."""
+        return Asked(self.ledger.total.rounds + 1, work.__name__, cohort.ids, like)
+
+    def stacks(self, cohort: Cohort, like: PyTree) -> bool:
+        """Return whether messages like this are wanted one by one, for an aggregator.
+
+        An algorithm that asks for several sums or for single messages gets what it asks for.
+        """
+        return cohort.weights.ndim == 1 and self.aggregators.need_stack(like)
+
+    def weights(self, cohort: Cohort, like: PyTree) -> np.ndarray:
+        """Return the weights by which messages like this are added."""
+        return np.eye(len(cohort.ids)) if self.stacks(cohort, like) else cohort.weights
 
     @abstractmethod
-    def weighted_sum(
+    def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> Any:
-        """Return the weighted sum of the cohort's messages; `coefs` are those of the cohort."""
+    ) -> tuple[Any, Exchange]:
+        """Return the sums of the messages that pass the gate by `weights`, and what came of it.
+
+        Args:
+            work: what each client does.
+            payload: what each client receives.
+            cohort: who is asked.
+            coefs: local work, by place in the cohort.
+            key: of the exchange.
+        """
 
 
 def as_message(work: ClientWork, reply: PyTree) -> Any:
@@ -179,14 +278,11 @@ def as_message(work: ClientWork, reply: PyTree) -> Any:
     return message
 
 
-def occurrences(ids: np.ndarray) -> np.ndarray:
-    """Return how often each id of the sorted array stood before it, so that repeats differ.
-
-    Example:
-        >>> occurrences(np.array([2, 5, 5, 5, 7])).tolist()
-        [0, 0, 1, 2, 0]
-    """
-    return (np.arange(len(ids)) - np.searchsorted(ids, ids)).astype(np.int32)
+def signature(work: ClientWork, inputs: PyTree) -> Any:
+    """Return what a program for this work and inputs like these depends on."""
+    leaves, structure = jax.tree.flatten(inputs)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return work, jnp.result_type(float), structure, shapes
 
 
 def client_key(key: jax.Array, client: Any, occurrence: Any) -> jax.Array:
@@ -219,9 +315,9 @@ def _is_dealt(part: Any) -> bool:
     return isinstance(part, Dealt)
 
 
-def _one(leaf: Any, axes: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of a message's leaf, without the first axes."""
-    return jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype)
+@jax.jit
+def _scaled(factor: Any, tree: PyTree) -> Any:
+    return trees.scale(factor, tree)
 
 
 def _size(message: PyTree, clients: int) -> tuple[int, int]:

@@ -1,10 +1,12 @@
 """The record of a run: JSON lines on disk, appended as it goes, readable at any moment.
 
-The first line is the header (configuration, versions, seed), then one line per evaluation, then an
-end line that says how the run ended.
+The first line is the header (configuration, versions, seed), then one line per evaluation and per
+refused reply, then an end line that says how the run ended. It is strict JSON: a number that is not
+finite is written as null and read as NaN.
 """
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -28,12 +30,16 @@ class History:
     Attributes:
         header: algorithm, seed, rounds, configuration and versions.
         records: one dictionary per evaluation: `round`, what was sent, `seconds`, the metrics.
-        end: how it ended: `status` is finished, interrupted or diverged; None if it was killed.
+        refusals: one dictionary per reply that was not counted: `round`, `exchange`, `work`,
+            `client` and `reason`.
+        end: how it ended: `status` is finished, interrupted, diverged or starved (too few replies
+            were left), with a `reason` for the last two; None if it was killed.
         state: the algorithm's last state; None in a history loaded from disk.
     """
 
     header: dict[str, Any]
     records: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     state: Any = None
 
@@ -43,15 +49,24 @@ class History:
         file = Path(path) / FILE if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise UserError(f"No run is at {path}: give a folder that `simfbo run` wrote.")
-        lines = [line for line in map(_parse, file.read_bytes().splitlines()) if line]
+        return cls.parse(file.read_bytes(), str(file))
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> "History":
+        """Return the history in a file's bytes."""
+        lines = [line for line in map(_parse, data.splitlines()) if line]
         if not lines or lines[0].pop("kind", None) != "header":
-            raise UserError(f"{file} is not a history of simfbo: its first line is no header.")
+            raise UserError(f"{name} is not a history of simfbo: its first line is no header.")
         history = cls(lines[0])
         for line in lines[1:]:
-            if line.pop("kind") == "end":
+            kind = line.pop("kind")
+            if kind == "end":
                 history.end = line
+            elif kind == "refusal":
+                history.refusals.append(line)
             else:
-                history.records.append(line)
+                read = {key: math.nan if line[key] is None else line[key] for key in line}
+                history.records.append(read)
         return history
 
     def column(self, name: str) -> list[Any]:
@@ -71,27 +86,64 @@ class History:
 
 
 class Writer:
-    """Appends a history to a file, a whole line at a time."""
+    """Appends a history to a file, whole lines at a time."""
 
-    def __init__(self, directory: Path | None) -> None:
-        """Open DIRECTORY/history.jsonl; without a directory nothing is written."""
-        self._file: IO[str] | None = None
-        if directory is not None:
-            make_folder(directory)
-            if (directory / FILE).exists():
-                raise UserError(f"{directory} already holds a run: choose another output folder.")
-            self._file = (directory / FILE).open("a", encoding="utf-8")
+    def __init__(self, directory: Path | None, keep: int | None = None) -> None:
+        """Open DIRECTORY/history.jsonl; without a directory nothing is written.
 
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append one line and flush it."""
+        Args:
+            directory: the run's folder.
+            keep: how many bytes of an existing file to go on from; by default there may be none.
+        """
+        self._file: IO[bytes] | None = None
+        if directory is None:
+            return
+        make_folder(directory)
+        if keep is None and (directory / FILE).exists():
+            raise UserError(
+                f"{directory} already holds a run: choose another output folder, or go on with it: "
+                f"simfbo run --resume {directory}."
+            )
+        self._file = (directory / FILE).open("ab")
+        self._file.truncate(keep or 0)
+        self._file.seek(0, os.SEEK_END)
+
+    def write(self, kind: str, *lines: Mapping[str, Any]) -> None:
+        """Append lines of one kind and flush them."""
+        if self._file is not None and lines:
+            text = "".join(json.dumps({"kind": kind, **_strict(line)}) + "\n" for line in lines)
+            try:
+                self._file.write(text.encode())
+                self._file.flush()
+            except OSError as error:
+                raise UserError(
+                    f"{self._file.name} could not be written ({error.strerror}): make room; "
+                    "--resume goes on from the last checkpoint."
+                ) from None
+
+    @property
+    def position(self) -> int:
+        """Return how many bytes there are."""
+        return 0 if self._file is None else self._file.tell()
+
+    def sync(self) -> None:
+        """Return when everything is on the disk."""
         if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _strict(values: Any) -> Any:
+    """Return JSON values with null for numbers that are not finite."""
+    if isinstance(values, Mapping):
+        return {key: _strict(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_strict(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def make_folder(path: Path) -> None:
@@ -113,7 +165,15 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    # Large products are split by the size of XLA's pool, which moves their last bits.
+    found["threads"] = os.environ.get("PJRT_NPROC") or str(_cores())
     return found
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    mine = getattr(os, "sched_getaffinity", None)
+    return len(mine(0)) if mine else os.cpu_count() or 1
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -40,11 +40,14 @@ class BilevelProblem(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A value for each of the three variables: an iterate, a direction or a change."""
+    """A value for each of the three variables: an iterate, a direction or a change.
 
-    x: PyTree
-    y: PyTree
-    v: PyTree
+    A message names in this way what it carries; variables it leaves out are None.
+    """
+
+    x: PyTree = None
+    y: PyTree = None
+    v: PyTree = None
 
 
 class Weighted(NamedTuple):

@@ -3,6 +3,7 @@
 import html
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from simfbo.errors import UserError
 from simfbo.history import History, make_folder
 
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
-               "bytes_up", "seconds", "cpu_seconds", "projected")  # fmt: skip
+               "bytes_up", "refused", "seconds", "cpu_seconds", "projected")  # fmt: skip
 COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#00798c", "#7f5539")
 
 
@@ -112,7 +113,22 @@ def summary(history: History) -> str:
     ]
     if last.get("projected"):
         lines.append(f"The projection of v acted {last['projected']:,} times.")
+    if history.refusals:
+        lines.append(_refused(history))
     return "\n".join(lines)
+
+
+def _refused(history: History) -> str:
+    """Return which replies did not count, in a sentence."""
+    clients = {refusal["client"] for refusal in history.refusals}
+    kinds = Counter(refusal["reason"] for refusal in history.refusals)
+    (reason, count), *others = kinds.most_common()
+    more = f", the rest for {len(others)} other reasons" if others else ""
+    whose = f"{len(clients)} client{'s' * (len(clients) != 1)}"
+    return (
+        f"{len(history.refusals):,} replies of {whose} did not count: {count:,} '{reason}'{more}; "
+        "the history lists them."
+    )
 
 
 def describe(config: dict[str, Any]) -> str:

@@ -1,18 +1,22 @@
 """The one runner: any algorithm on any federation."""
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from simfbo.errors import UserError
+from simfbo import trees
+from simfbo.errors import TooFewReplies, UserError
 from simfbo.federation import Algorithm, Federation
-from simfbo.history import History, Writer, versions
+from simfbo.history import History, versions
+from simfbo.journal import Journal, Progress
 from simfbo.problem import PyTree
 
 Evaluate = Callable[[Any], dict[str, float]]
@@ -32,11 +36,17 @@ def run(
     directory: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
     on_round: OnRound | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 5.0,
+    explosion: float = 1e6,
 ) -> History:
     """Return the history of `rounds` iterations of an algorithm.
 
-    Ctrl-C ends the run cleanly: the history says so and holds everything up to then. A metric that
-    is not finite, or such an x or y, ends it as diverged.
+    With a directory, checkpoints are written beside the history: a run that was killed, interrupted
+    or left with too few replies goes on with `resume`, and ends bit for bit as it would have.
+
+    Ctrl-C ends the run cleanly, after a checkpoint. A metric or variable that is not finite, or a
+    variable whose norm explodes, ends it as diverged, and the last good checkpoint stays.
 
     Args:
         algorithm: what to run.
@@ -47,9 +57,12 @@ def run(
         seed: of every random draw.
         evaluate: (state) -> metrics by name.
         every: evaluate after every so many iterations, before the first and after the last.
-        directory: where to write `history.jsonl`; nothing is written by default.
+        directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
         config: goes into the history's header.
         on_round: called after every iteration with its number and, where evaluated, the record.
+        resume: go on with the run in `directory`, where there is one.
+        checkpoint_seconds: how much time may pass between checkpoints.
+        explosion: how many times its first norm (or 1, if that is larger) x, y or v may reach.
 
     Returns:
         The history; `.state` is the last state.
@@ -75,84 +88,123 @@ def run(
     header = {
         "algorithm": algorithm.name,
         "rounds": rounds,
+        "every": every,
         "seed": seed,
         "config": dict(config or {}),
         "versions": versions(),
     }
-    writer = Writer(None if directory is None else Path(directory))
-    history = History(header)
-    writer.write("header", header)
+    folder = None if directory is None else Path(directory)
+    journal = Journal(folder, header, checkpoint_seconds)
+    first = Progress(-1, algorithm.init(x0, y0), copy.deepcopy(federation.ledger))
+    limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
+    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, journal, limits)
     try:
-        status = _loop(algorithm, federation, x0, y0, history, writer, evaluate, every, on_round)
-        history.end = {"status": status}
-        writer.write("end", history.end)
+        if not resume:
+            journal.begin()
+        return _go(job, journal.resume(first) if resume else first, seed)
     finally:
-        writer.close()
-    return history
+        journal.close()
 
 
-def _loop(
-    algorithm: Algorithm,
-    federation: Federation,
-    x0: PyTree,
-    y0: PyTree,
-    history: History,
-    writer: Writer,
-    evaluate: Evaluate | None,
-    every: int,
-    on_round: OnRound | None,
-) -> str:
-    """Return how the run ended, after filling the history."""
-    rounds, root = history.header["rounds"], jax.random.key(history.header["seed"])
-    fold = jax.jit(jax.random.fold_in)
-    history.state, done, spent = algorithm.init(x0, y0), 0, (0.0, 0.0)
+class _Job(NamedTuple):
+    """What stays the same over a run."""
 
-    def look() -> dict[str, Any]:
-        record = _record(done, federation, spent, evaluate, history.state)
-        history.records.append(record)
-        writer.write("record", record)
-        return record
+    algorithm: Algorithm
+    federation: Federation
+    evaluate: Evaluate | None
+    on_round: OnRound | None
+    rounds: int
+    every: int
+    journal: Journal
+    limits: np.ndarray
 
+
+class _Diverged(Exception):
+    """A variable or metric left all bounds; carries the end of the history."""
+
+
+def _go(job: _Job, at: Progress, seed: int) -> History:
+    """Return the history, after all iterations that are left."""
+    journal, root, fold = job.journal, jax.random.key(seed), jax.jit(jax.random.fold_in)
+    job.federation.ledger.total = at.ledger.total
+    job.federation.ledger.by_work = dict(at.ledger.by_work)
+    job.federation.refusals.clear()
     try:
-        for t in range(rounds + 1):
-            begin, due = _clocks(), t % every == 0 or t == rounds
-            if t:
-                history.state = algorithm.round(history.state, federation, fold(root, t))
-            if due:
-                jax.block_until_ready(history.state)
-            wall, cpu = _clocks()
-            done, spent = t, (spent[0] + wall - begin[0], spent[1] + cpu - begin[1])
-            record = look() if due else None
-            if record and _diverged(record, history.state):
-                return "diverged"
-            if on_round is not None:
-                on_round(t, record)
+        for t in range(at.round + 1, job.rounds + 1):
+            at, record = _advance(job, at, t, fold(root, t))
+            if job.on_round is not None:
+                job.on_round(t, record)
+            journal.save_when_due(at)
+        end: dict[str, Any] = {"status": "finished"}
+        journal.save(at)
     except KeyboardInterrupt:
+        end = {"status": "interrupted"}
+        journal.save(at)
         # A second Ctrl-C leaves this last look out.
         with contextlib.suppress(KeyboardInterrupt):
-            if not history.records or history.records[-1]["round"] < done:
-                look()
-        return "interrupted"
-    return "finished"
+            _look(job, at)
+    except TooFewReplies as error:
+        end = _starved(error, at.round + 1)
+        if end["status"] == "starved":
+            journal.save(at)
+        _look(job, at)
+    except _Diverged as error:
+        at, end = error.args
+        _look(job, at)
+    journal.history.state = at.state
+    return journal.end(end)
 
 
-def _record(
-    t: int,
-    federation: Federation,
-    spent: tuple[float, float],
-    evaluate: Evaluate | None,
-    state: Any,
-) -> dict[str, Any]:
+def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress, dict | None]:
+    """Return the progress after iteration t and its record, if due; t = 0 only looks.
+
+    It is complete only when all its lines are written: an interruption before that leaves the
+    progress before it.
+    """
+    begin, due = _clocks(), t % job.every == 0 or t == job.rounds
+    state = job.algorithm.round(at.state, job.federation, key) if t else at.state
+    norms = _norms(_variables(state))
+    wall, cpu = _clocks()
+    refusals = [{"round": t, **refusal._asdict()} for refusal in job.federation.refusals]
+    job.federation.refusals.clear()
+    after = Progress(
+        t,
+        state,
+        copy.deepcopy(job.federation.ledger),
+        at.refused + len(refusals),
+        at.seconds + wall - begin[0],
+        at.cpu_seconds + cpu - begin[1],
+        job.journal.add("refusal", *refusals),
+    )
+    if end := _exploded(job, after, norms):
+        raise _Diverged(after, end)
+    record = _record(job, after) if due else None
+    if record is not None:
+        after = after._replace(written=job.journal.add("record", record))
+        if end := _not_finite(record):
+            raise _Diverged(after, end)
+    return after, record
+
+
+def _look(job: _Job, at: Progress) -> None:
+    """Add a last record, if there is none of this iteration yet."""
+    records = job.journal.history.records
+    if at.round >= 0 and (not records or records[-1]["round"] < at.round):
+        job.journal.add("record", _record(job, at))
+
+
+def _record(job: _Job, at: Progress) -> dict[str, Any]:
     """Return one line of the history."""
-    sent = federation.ledger.total._asdict()
-    metrics = evaluate(state) if evaluate else {}
+    sent = at.ledger.total._asdict()
+    metrics = job.evaluate(at.state) if job.evaluate else {}
     return {
-        "round": t,
+        "round": at.round,
         "communication_rounds": sent.pop("rounds"),
         **sent,
-        "seconds": round(spent[0], 6),
-        "cpu_seconds": round(spent[1], 6),
-        **({"projected": int(state.projected)} if hasattr(state, "projected") else {}),
+        "refused": at.refused,
+        "seconds": round(at.seconds, 6),
+        "cpu_seconds": round(at.cpu_seconds, 6),
+        **({"projected": int(at.state.projected)} if hasattr(at.state, "projected") else {}),
         **{name: float(value) for name, value in metrics.items()},
     }
 
@@ -162,8 +214,55 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def _diverged(record: dict[str, Any], state: Any) -> bool:
-    """Return whether a number of the record, or x or y, is not finite."""
-    leaves = jax.tree.leaves((state.x, state.y))
-    finite = all(map(math.isfinite, record.values()))
-    return not finite or not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
+def _variables(state: Any) -> dict[str, PyTree]:
+    """Return the variables of a state, by name."""
+    return {name: getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)}
+
+
+def _norms(variables: dict[str, PyTree]) -> np.ndarray:
+    """Return the norm of each variable."""
+    return np.asarray(_norms_of(variables), float)
+
+
+@jax.jit
+def _norms_of(variables: dict[str, PyTree]) -> jax.Array:
+    return jnp.stack([jnp.sqrt(trees.squared_norm(tree)) for tree in variables.values()])
+
+
+def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> dict[str, Any] | None:
+    """Return the end of a run whose variable is not finite or too large; None where all is well."""
+    for name, norm, limit in zip(_variables(at.state), norms, job.limits, strict=True):
+        if not norm <= limit:
+            latest = job.federation.latest
+            client = None if latest is None else latest.loudest
+            reason = (
+                f"the norm of {name} is {norm:.3g} after round {at.round}, the limit {limit:.3g}; "
+                f"client {client} sent the largest message. Smaller steps for {name} often help"
+            )
+            known = {"round": at.round, "variable": name, "client": client}
+            return {"status": "diverged", **known, "reason": reason}
+    return None
+
+
+def _not_finite(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the end of a run with a metric that is not finite; None where all are."""
+    for name, value in record.items():
+        if not math.isfinite(value):
+            reason = f"{name} is not finite after round {record['round']}. Smaller steps often help"
+            known = {"round": record["round"], "variable": name}
+            return {"status": "diverged", **known, "reason": reason}
+    return None
+
+
+def _starved(error: TooFewReplies, t: int) -> dict[str, Any]:
+    """Return the end of a run with too few replies left.
+
+    Where what is left out was mostly too large or not finite, that is divergence, not absence.
+    """
+    refusals = error.exchange.refusals
+    wild = [refusal for refusal in refusals if refusal.reason.startswith("sent")]
+    diverged = 2 * len(wild) > len(refusals)
+    client = (wild or refusals)[0].client if refusals else None
+    advice = "Smaller steps often help" if diverged else "Ask more clients, or accept fewer replies"
+    status = "diverged" if diverged else "starved"
+    return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

@@ -15,6 +15,7 @@ from simfbo.errors import UserError
 from simfbo.random import host_rng
 
 _PURPOSE = 1
+_ABSENCE = 10
 
 
 class Cohort(NamedTuple):
@@ -25,6 +26,7 @@ class Cohort(NamedTuple):
 
 
 Sampler = Callable[[jax.Array, np.ndarray], Cohort]
+Absence = Callable[[jax.Array, np.ndarray], np.ndarray]
 
 
 def everyone() -> Sampler:
@@ -52,6 +54,25 @@ def with_replacement(size: int) -> Sampler:
     Variance of the weighted sum: 1/P times the clients' own.
     """
     return _uniform(size, replace=True)
+
+
+def drop_out(rate: float) -> Absence:
+    """Return the rehearsal of drop-outs: each client asked fails to reply with this probability.
+
+    Whether one does depends on the exchange and the client, never on who else was asked.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> drop_out(0.5)(jax.random.key(0), np.arange(4)).tolist()
+        [False, True, False, True]
+    """
+    if not 0 <= rate < 1:
+        raise UserError(f"The rate of drop-outs must lie in [0, 1), got {rate}.")
+
+    def absent(key: jax.Array, ids: np.ndarray) -> np.ndarray:
+        return host_rng(key, _ABSENCE).random(int(ids.max()) + 1)[ids] < rate
+
+    return absent
 
 
 def _uniform(size: int, replace: bool) -> Sampler:

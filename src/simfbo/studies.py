@@ -1,6 +1,7 @@
 """What `simfbo compare` and `simfbo tune` do, once their arguments are checked."""
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from simfbo.errors import UserError
 from simfbo.history import make_folder
 from simfbo.sweep import sweep
 
+_FILE = "study.json"
+
 
 def compare(
     methods: Mapping[str, RunConfig],
@@ -25,6 +28,9 @@ def compare(
     """Run all methods with all seeds; write and print table and figures."""
     directory = options.output or fresh("compare", next(iter(methods.values())))
     make_folder(directory)
+    plans = {name: config.model_dump(mode="json") for name, config in methods.items()}
+    asked = {"methods": plans, "seeds": list(seeds), "targets": list(targets)}
+    _write_down(directory, {"study": "compare", **asked, "metric": options.metric})
     jobs = comparison.jobs(methods, seeds, directory)
     OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
@@ -36,7 +42,7 @@ def compare(
         try:
             histories = sweep(jobs, _workers(options), options.data_dir, show)
         except KeyboardInterrupt:
-            raise _interrupted(directory) from None
+            raise _interrupted(directory, "compare") from None
     groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
     metric = options.metric or report.metrics(histories[0])[0]
     for history in histories:
@@ -53,6 +59,13 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
     from simfbo import tuning
 
     directory = options.output or fresh("tune", config, config.algorithm.name)
+    make_folder(directory)
+    asked = {name: getattr(options, name) for name in ("budget", "trials", "metric")}
+    own = {
+        "config": config.model_dump(mode="json"),
+        "space": None if space is None else dict(space),
+    }
+    _write_down(directory, {"study": "tune", **own, **asked})
     OUT.print(f"{options.trials} trials into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task("", total=None)
@@ -68,17 +81,59 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
                 on_progress=show,
             )  # fmt: skip
         except KeyboardInterrupt:
-            raise _interrupted(directory) from None
+            raise _interrupted(directory, "tune") from None
     _print_table(_trials(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
     OUT.print(f"# The best of them, also in {directory / 'best.toml'}\n", markup=False)
     OUT.print(as_toml(tuned.best), markup=False)
     return 0
 
 
-def _interrupted(directory: Path) -> KeyboardInterrupt:
+def resume_compare(options: argparse.Namespace) -> int:
+    """Go on with a comparison."""
+    asked = _asked(options.resume, "compare")
+    options.output, options.metric = options.resume, asked["metric"]
+    methods = {name: _config(tree) for name, tree in asked["methods"].items()}
+    return compare(methods, asked["seeds"], asked["targets"], options)
+
+
+def resume_tune(options: argparse.Namespace) -> int:
+    """Go on with a search for step sizes."""
+    asked = _asked(options.resume, "tune")
+    options.output = options.resume
+    for name in ("budget", "trials", "metric"):
+        setattr(options, name, asked[name])
+    space = asked["space"] and {key: tuple(span) for key, span in asked["space"].items()}
+    return tune(_config(asked["config"]), space, options)
+
+
+def _config(tree: Any) -> RunConfig:
+    return RunConfig.model_validate_json(json.dumps(tree))
+
+
+def _write_down(directory: Path, asked: Mapping[str, Any]) -> None:
+    """Write what was asked for into the folder; refuse a folder in which something else was."""
+    file, text = directory / _FILE, json.dumps(asked, indent=1)
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise UserError(f"{directory} holds a study with other settings: choose another folder.")
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+def _asked(directory: Path, study: str) -> dict[str, Any]:
+    """Return what was asked for in a folder."""
+    try:
+        asked = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        asked = {}
+    if not isinstance(asked, dict) or asked.get("study") != study:
+        raise UserError(f"{directory} is no folder that `simfbo {study}` wrote: give one.")
+    return asked
+
+
+def _interrupted(directory: Path, study: str) -> KeyboardInterrupt:
     """Return Ctrl-C with a sentence that says how to go on."""
-    sentence = f"interrupted; the same command with --output {directory} goes on from here"
-    return KeyboardInterrupt(sentence)
+    return KeyboardInterrupt(f"interrupted; to go on: simfbo {study} --resume {directory}")
 
 
 def _workers(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simfbo.config import RunConfig
 from simfbo.errors import UserError
-from simfbo.history import FILE, History
+from simfbo.history import History
 
 if TYPE_CHECKING:
     from simfbo.tasks import Task
@@ -40,7 +40,7 @@ def sweep(
     """Return the histories of all jobs, after running those that have not ended yet.
 
     Interrupted or killed, it goes on where it stopped when it is called again: a run that had
-    finished or diverged is kept, one that was under way begins anew.
+    finished or diverged is kept, one that was under way goes on from its last checkpoint.
 
     Args:
         jobs: the runs, each with a folder of its own.
@@ -126,13 +126,15 @@ def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
 def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     """Run jobs until there are no more; the body of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # and this its way to say so
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     from simfbo.build import keep_compilations
 
     keep_compilations()
     for job in iter(todo.get, None):
         try:
-            run_job(job, data_dir)
+            if (run_job(job, data_dir).end or {}).get("status") == "interrupted":
+                return
             done.put(None)
         except UserError as error:
             done.put(error)
@@ -149,11 +151,10 @@ def _end_with_the_parent() -> None:
 
 
 def run_job(job: Job, data_dir: Path | None = None) -> History:
-    """Return the history of one job, run in this process from its beginning."""
+    """Return the history of one job, run in this process from where it is."""
     from simfbo.build import run_config
 
-    (job.directory / FILE).unlink(missing_ok=True)
-    return run_config(job.config, _task(job.config, data_dir), job.directory)
+    return run_config(job.config, _task(job.config, data_dir), job.directory, resume=True)
 
 
 def _task(config: RunConfig, data_dir: Path | None) -> "Task":

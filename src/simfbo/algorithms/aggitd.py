@@ -55,21 +55,21 @@ def aggitd(problem: BilevelProblem, steps: Steps, lower_rounds: int = 5) -> Algo
     ask = oracles(problem)
     lower_drift, upper_drift = local_drifts(problem, steps)
 
-    def lower_and_upper_grad(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    def lower_and_upper_grad(payload: PyTree, client: Client) -> Point:
         lower, upper = _two_clients(client)
-        return ask.lower_grad(payload, lower), ask.upper_grad_y(payload, upper)
+        return ask.lower_grad(payload, lower)._replace(v=ask.upper_grad_y(payload, upper).v)
 
-    def lower_grad_and_product(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    def lower_grad_and_product(payload: PyTree, client: Client) -> Point:
         lower, other = _two_clients(client)
-        return ask.lower_grad(payload[:2], lower), ask.hessian_product(payload, other)
+        return ask.hessian_product(payload, other)._replace(y=ask.lower_grad(payload[:2], lower).y)
 
-    def direct(payload: PyTree, client: Client) -> PyTree:
+    def direct(payload: PyTree, client: Client) -> Point:
         x, y = payload
-        return grad_upper_x(problem, x, y, client.data.upper_batch(client.key))
+        return Point(x=grad_upper_x(problem, x, y, client.data.upper_batch(client.key)))
 
-    def indirect(payload: PyTree, client: Client) -> PyTree:
+    def indirect(payload: PyTree, client: Client) -> Point:
         x, y, v = payload
-        return mixed(problem, x, y, v, client.data.lower_batch(client.key))
+        return Point(x=mixed(problem, x, y, v, client.data.lower_batch(client.key)))
 
     def round(state: Point, federation: Federation, key: jax.Array) -> Point:
         x, y, z = state
@@ -80,19 +80,19 @@ def aggitd(problem: BilevelProblem, steps: Steps, lower_rounds: int = 5) -> Algo
             if t < first:
                 q = federation.aggregate(ask.lower_grad, (x, y), cohort, key)
             elif t == first:
-                q, z = federation.aggregate(lower_and_upper_grad, (x, y), cohort, key)
+                q = federation.aggregate(lower_and_upper_grad, (x, y), cohort, key)
+                z = q.v
             else:
-                payload = (x, y, z)
-                q, product = federation.aggregate(lower_grad_and_product, payload, cohort, key)
-                z = add_scaled(z, -steps.v, product)
-            change = federation.aggregate(lower_drift, (x, y, q), cohort, next(keys))
-            y = add(add_scaled(y, -steps.y, q), change)
+                q = federation.aggregate(lower_grad_and_product, (x, y, z), cohort, key)
+                z = add_scaled(z, -steps.v, q.v)
+            change = federation.aggregate(lower_drift, (x, y, q.y), cohort, next(keys))
+            y = add(add_scaled(y, -steps.y, q.y), change.y)
         v = scale(steps.v * lower_rounds, z)
         cohort = federation.cohort(key := next(keys))
         cross = federation.aggregate(indirect, (x, y, v), cohort, key)
-        h = add_scaled(federation.aggregate(direct, (x, y), cohort, next(keys)), -1.0, cross)
+        h = add_scaled(federation.aggregate(direct, (x, y), cohort, next(keys)), -1.0, cross).x
         change = federation.aggregate(upper_drift, (x, y, h), cohort, next(keys))
-        return Point(add(add_scaled(x, -steps.x, h), change), y, v)
+        return Point(add(add_scaled(x, -steps.x, h), change.x), y, v)
 
     works = (ask.lower_grad, lower_and_upper_grad, lower_grad_and_product, lower_drift, direct,
              indirect, upper_drift)  # fmt: skip

@@ -71,14 +71,14 @@ def fedmbo(
         """Return all chains' v, stacked."""
         hops = draw_terms(key, neumann_terms)
         keys = jax.random.split(key, hops + 1)
-        p = federation.aggregate(ask.upper_grad_y, (x, y), _apart(federation, keys[0]), keys[0])
+        p = federation.aggregate(ask.upper_grad_y, (x, y), _apart(federation, keys[0]), keys[0]).v
         for key in keys[1:]:
             p = _shuffle(p, key)
             payload = (x, y, Dealt(p))
             product = federation.aggregate(
                 ask.hessian_product, payload, _apart(federation, key), key
             )
-            p = add_scaled(scale(kept, p), -steps.v, product)
+            p = add_scaled(scale(kept, p), -steps.v, product.v)
         return scale(neumann_terms * steps.v, p)
 
     def round(state: Point, federation: Federation, key: jax.Array) -> Point:
@@ -86,10 +86,10 @@ def fedmbo(
         *lower, series, last = jax.random.split(key, lower_rounds + 2)
         for key in lower:
             q = federation.aggregate(ask.lower_grad, (x, y), federation.cohort(key), key)
-            y = add_scaled(y, -steps.y, q)
+            y = add_scaled(y, -steps.y, q.y)
         v = _shuffle(chains(x, y, federation, series), last)
         h = federation.aggregate(ask.hypergrad, (x, y, Dealt(v)), federation.cohort(last), last)
-        return Point(add_scaled(x, -steps.x, h), y, _mean(v))
+        return Point(add_scaled(x, -steps.x, h.x), y, _mean(v))
 
     return Algorithm("FedMBO", start, round, ask, _BIASES)
 

@@ -92,14 +92,14 @@ def fednest(
         keys = iter(jax.random.split(key, 2 * lower_rounds + neumann_terms + 4))
         for _ in range(lower_rounds):
             cohort = federation.cohort(key := next(keys))
-            q = federation.aggregate(ask.lower_grad, (x, y), cohort, key)
+            q = federation.aggregate(ask.lower_grad, (x, y), cohort, key).y
             change = federation.aggregate(lower_drift, (x, y, q), cohort, next(keys))
-            y = add(add_scaled(y, -steps.y, q), change)
+            y = add(add_scaled(y, -steps.y, q), change.y)
         cohort = federation.cohort(next(keys))
         v = series(x, y, federation, cohort, keys)
-        h = federation.aggregate(ask.hypergrad, (x, y, v), cohort, next(keys))
+        h = federation.aggregate(ask.hypergrad, (x, y, v), cohort, next(keys)).x
         change = federation.aggregate(upper_drift, (x, y, h), cohort, next(keys))
-        return Point(add(add_scaled(x, -steps.x, h), change), y, v)
+        return Point(add(add_scaled(x, -steps.x, h), change.x), y, v)
 
     biases = _RELEASED if released else _DRAWN if drawn else {}
     return Algorithm("FedNest", start, round, (*ask, lower_drift, upper_drift), biases)
@@ -120,29 +120,29 @@ _DRAWN = {
 def local_drifts(
     problem: BilevelProblem, steps: Steps, one_upper_step: bool = False
 ) -> tuple[ClientWork, ClientWork]:
-    """Return FedInn's and FedOut's local works: (x, y, q) -> y_i - (y - beta q), and x alike.
+    """Return FedInn's and FedOut's local works: (x, y, q) -> y: y_i - (y - beta q), and x alike.
 
     What all clients have in common, -beta q, is the server's to apply: added up by the clients it
     would count sum_C w_i times, and the weights of a cohort sum to one only in expectation.
     """
 
-    def lower_drift(payload: PyTree, client: Client) -> PyTree:
+    def lower_drift(payload: PyTree, client: Client) -> Point:
         x, y, q = payload
 
         def gradient(y: PyTree, key: jax.Array) -> PyTree:
             return grad_lower_y(problem, x, y, client.data.lower_batch(key))
 
-        return drift(y, gradient, q, client, steps.y)
+        return Point(y=drift(y, gradient, q, client, steps.y))
 
-    def upper_drift(payload: PyTree, client: Client) -> PyTree:
+    def upper_drift(payload: PyTree, client: Client) -> Point:
         x, y, h = payload
         if one_upper_step:
-            return trees.zeros_like(x)
+            return Point(x=trees.zeros_like(x))
 
         def gradient(x: PyTree, key: jax.Array) -> PyTree:
             return grad_upper_x(problem, x, y, client.data.upper_batch(key))
 
-        return drift(x, gradient, h, client, steps.x)
+        return Point(x=drift(x, gradient, h, client, steps.x))
 
     return lower_drift, upper_drift
 
@@ -151,11 +151,11 @@ def _neumann_series(ask: Oracles, step: float, terms: int, drawn: bool) -> Serie
     """Return FedIHGP: v = s sum_j (I - s H)^j p_0, or one term of it drawn and scaled."""
 
     def series(x: PyTree, y: PyTree, federation: Federation, cohort: Cohort, keys: Keys) -> PyTree:
-        term = federation.aggregate(ask.upper_grad_y, (x, y), cohort, key := next(keys))
+        term = federation.aggregate(ask.upper_grad_y, (x, y), cohort, key := next(keys)).v
         total = term
         for _ in range(draw_terms(key, terms) if drawn else terms):
             product = federation.aggregate(ask.hessian_product, (x, y, term), cohort, next(keys))
-            term = add_scaled(term, -step, product)
+            term = add_scaled(term, -step, product.v)
             total = add(total, term)
         return scale(step * terms, term) if drawn else scale(step, total)
 
@@ -168,12 +168,12 @@ def _released_series(ask: Oracles, step: float, terms: int) -> Series:
     def series(x: PyTree, y: PyTree, federation: Federation, cohort: Cohort, keys: Keys) -> PyTree:
         size = len(cohort.ids)
         apart = Cohort(cohort.ids, np.eye(size))
-        total = federation.aggregate(ask.upper_grad_y, (x, y), cohort, next(keys))
+        total = federation.aggregate(ask.upper_grad_y, (x, y), cohort, next(keys)).v
         own = _copies(total, size)
         for j in range(1, terms + 1):
             payload = (x, y, Dealt(own))
             products = federation.aggregate(ask.hessian_product, payload, apart, next(keys))
-            own = add_scaled(own, -step, products)
+            own = add_scaled(own, -step, products.v)
             total = add_scaled(total, 1 / j, _weigh(own, cohort.weights))
         return scale(step, total)
 

@@ -15,7 +15,15 @@ from simfbo import trees
 from simfbo.algorithms.parts import add, descend, require_counts
 from simfbo.algorithms.simfbo import Steps
 from simfbo.federation import Algorithm, Client, Federation
-from simfbo.problem import BilevelProblem, PyTree, grad_lower_y, grad_upper_y, hvp, residual
+from simfbo.problem import (
+    BilevelProblem,
+    Point,
+    PyTree,
+    grad_lower_y,
+    grad_upper_y,
+    hvp,
+    residual,
+)
 
 
 class State(NamedTuple):
@@ -53,13 +61,13 @@ def lfednest(
     def init(x: PyTree, y: PyTree) -> State:
         return State(*jax.tree.map(jnp.asarray, (x, y)))
 
-    def lower_sgd(payload: PyTree, client: Client) -> PyTree:
+    def lower_sgd(payload: PyTree, client: Client) -> Point:
         x, y = payload
 
         def gradient(y: PyTree, key: jax.Array) -> PyTree:
             return grad_lower_y(problem, x, y, client.data.lower_batch(key))
 
-        return descend(y, gradient, client, steps.y)
+        return Point(y=descend(y, gradient, client, steps.y))
 
     def own_hypergradient(x: PyTree, y: PyTree, client: Client, key: jax.Array) -> PyTree:
         lower, upper, series = jax.random.split(key, 3)
@@ -76,17 +84,21 @@ def lfednest(
         batches = client.data.lower_batch(lower), client.data.upper_batch(upper)
         return jax.grad(lambda x: -residual(problem, x, y, v, *batches))(x)
 
-    def upper_sgd(payload: PyTree, client: Client) -> PyTree:
+    def upper_sgd(payload: PyTree, client: Client) -> Point:
         x, y = payload
-        return descend(x, lambda x, key: own_hypergradient(x, y, client, key), client, steps.x)
+
+        def gradient(x: PyTree, key: jax.Array) -> PyTree:
+            return own_hypergradient(x, y, client, key)
+
+        return Point(x=descend(x, gradient, client, steps.x))
 
     def round(state: State, federation: Federation, key: jax.Array) -> State:
         x, y = state
         *lower, last = jax.random.split(key, lower_rounds + 1)
         for key in lower:
-            y = add(y, federation.aggregate(lower_sgd, (x, y), federation.cohort(key), key))
+            y = add(y, federation.aggregate(lower_sgd, (x, y), federation.cohort(key), key).y)
         change = federation.aggregate(upper_sgd, (x, y), federation.cohort(last), last)
-        return State(add(x, change), y)
+        return State(add(x, change.x), y)
 
     return Algorithm("LFedNest", init, round, (lower_sgd, upper_sgd), _BIASES)
 

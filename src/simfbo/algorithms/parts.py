@@ -32,13 +32,13 @@ scale = jax.jit(trees.scale)
 
 
 class Oracles(NamedTuple):
-    """Client works that answer one question each.
+    """Client works that answer one question each, on the channel that the answer is for.
 
     Attributes:
-        lower_grad: (x, y) -> grad_y g_i.
-        upper_grad_y: (x, y) -> grad_y f_i.
-        hessian_product: (x, y, p) -> grad^2_yy g_i p.
-        hypergrad: (x, y, p) -> grad_x f_i - grad^2_xy g_i p.
+        lower_grad: (x, y) -> y: grad_y g_i.
+        upper_grad_y: (x, y) -> v: grad_y f_i.
+        hessian_product: (x, y, p) -> v: grad^2_yy g_i p.
+        hypergrad: (x, y, p) -> x: grad_x f_i - grad^2_xy g_i p.
     """
 
     lower_grad: ClientWork
@@ -58,23 +58,23 @@ def oracles(problem: BilevelProblem, full: bool = False) -> Oracles:
         data = client.data
         return data.upper.full(data.client) if full else data.upper_batch(key)
 
-    def lower_grad(payload: PyTree, client: Client) -> PyTree:
+    def lower_grad(payload: PyTree, client: Client) -> Point:
         x, y = payload
-        return grad_lower_y(problem, x, y, lower_batch(client, client.key))
+        return Point(y=grad_lower_y(problem, x, y, lower_batch(client, client.key)))
 
-    def upper_grad_y(payload: PyTree, client: Client) -> PyTree:
+    def upper_grad_y(payload: PyTree, client: Client) -> Point:
         x, y = payload
-        return grad_upper_y(problem, x, y, upper_batch(client, client.key))
+        return Point(v=grad_upper_y(problem, x, y, upper_batch(client, client.key)))
 
-    def hessian_product(payload: PyTree, client: Client) -> PyTree:
+    def hessian_product(payload: PyTree, client: Client) -> Point:
         x, y, p = payload
-        return hvp(problem, x, y, p, lower_batch(client, client.key))
+        return Point(v=hvp(problem, x, y, p, lower_batch(client, client.key)))
 
-    def hypergrad(payload: PyTree, client: Client) -> PyTree:
+    def hypergrad(payload: PyTree, client: Client) -> Point:
         x, y, p = payload
         lower, upper = jax.random.split(client.key)
         batches = lower_batch(client, lower), upper_batch(client, upper)
-        return jax.grad(lambda x: -residual(problem, x, y, p, *batches))(x)
+        return Point(x=jax.grad(lambda x: -residual(problem, x, y, p, *batches))(x))
 
     return Oracles(lower_grad, upper_grad_y, hessian_product, hypergrad)
 

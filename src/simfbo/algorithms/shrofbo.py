@@ -84,8 +84,10 @@ def shrofbo(
     def round(state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
         cohort = federation.cohort(key)
         h, norm = federation.aggregate(shrofbo_step, Point(*state.base[:3]), cohort, key)
-        rho = norm if _complete(cohort, federation.n) else federation.mean_norm(key)
-        return advance(state, h, norm, earlier_mean(state) if rho is None else rho)
+        rho = federation.mean_norm(key)
+        if rho is None:
+            rho = norm if _complete(cohort, federation.n) else earlier_mean(state)
+        return advance(state, h, norm, rho)
 
     @jax.jit
     def advance(state: ShroState, h: Point, norm: jax.Array, rho: jax.Array) -> ShroState:

@@ -3,12 +3,14 @@
 from typing import Any, final
 
 import jax
+import numpy as np
 
 from simfbo.federation import (
     Algorithm,
     Client,
     ClientWork,
     Engine,
+    Exchange,
     Ledger,
     part_for,
     sums_of_nothing,
@@ -22,13 +24,15 @@ from simfbo.sampling import Cohort
 class CountingFederation(Engine):
     """Clients that answer zeros of the right shape, found without computing."""
 
-    def weighted_sum(
+    def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> Any:
+    ) -> tuple[Any, Exchange]:
         """Return zeros shaped like a client's message."""
         client = Client(self.data.client(0), coefs[0], key)
-        message = jax.eval_shape(work, part_for(payload, 0), client)
-        return sums_of_nothing(cohort.weights, message)
+        like, size = jax.eval_shape(work, part_for(payload, 0), client), len(cohort.ids)
+        squares = np.zeros((size, len(jax.tree.leaves(like))))
+        exchange = Exchange(self.ask(work, cohort, like), np.ones(size, bool), squares, [])
+        return sums_of_nothing(self.weights(cohort, like), like), exchange
 
 
 def cost(

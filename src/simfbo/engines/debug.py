@@ -4,10 +4,11 @@
 names the client and what it was doing.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from simfbo import trees
 from simfbo.errors import ClientError, UserError
@@ -15,51 +16,68 @@ from simfbo.federation import (
     Client,
     ClientWork,
     Engine,
+    Exchange,
     as_message,
     client_key,
-    occurrences,
     part_for,
     sums_of_nothing,
 )
+from simfbo.gate import Reply, admit, as_arrays, occurrences
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
 
+Wire = Callable[[list[Any]], list[Any]]
+
 
 @final
 class DebugFederation(Engine):
-    """All clients on this machine, interpreted; the same numbers as `SimulatedFederation`."""
+    """All clients on this machine, interpreted; the same numbers as `SimulatedFederation`.
 
-    def weighted_sum(
+    Messages go through a wire, one by one, as they would between machines. Set `wire` to a function
+    from replies to replies to rehearse what can happen to them on the way.
+    """
+
+    wire: Wire = list
+
+    def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> Any:
-        """Return the weighted sum of the cohort's messages, added in the order of the ids."""
-        total = None
-        for j, (i, repeat) in enumerate(
-            zip(cohort.ids.tolist(), occurrences(cohort.ids).tolist(), strict=True)
-        ):
-            client = Client(self.data.client(i), coefs[j], client_key(key, i, repeat))
-            message = _reply(work, part_for(payload, j), client)
-            if total is None:
-                total = sums_of_nothing(cohort.weights, message)
-            total = trees.add_weighed(total, cohort.weights[j], message)
-        return total
+    ) -> tuple[Any, Exchange]:
+        """Return the weighted sums of the replies that pass the gate, in the order of the ids."""
+        absent, repeats = self.absent(key, cohort.ids), occurrences(cohort.ids)
+        messages = {}
+        for j in np.flatnonzero(~absent).tolist():
+            i = int(cohort.ids[j])
+            client = Client(self.data.client(i), coefs[j], client_key(key, i, int(repeats[j])))
+            messages[j] = _message(work, part_for(payload, j), client)
+        like = next(iter(messages.values()), ())
+        asked = self.ask(work, cohort, like)
+        replies: list[Any] = [
+            Reply(int(cohort.ids[j]), asked.number, as_arrays(message), int(repeats[j]))
+            for j, message in messages.items()
+        ]
+        found, squares, refusals = admit(self.wire(replies), asked, self.gate)
+        admitted = np.array([message is not None for message in found])
+        sums = _sums(self.weights(cohort, like), found, like)
+        return sums, Exchange(asked, admitted, squares, refusals)
 
 
-def _reply(work: ClientWork, payload: PyTree, client: Client) -> Any:
+def _sums(weights: np.ndarray, messages: list[Any], like: PyTree) -> Any:
+    """Return the weighted sums of the messages there are."""
+    total = sums_of_nothing(weights, like)
+    for w, message in zip(weights, messages, strict=True):
+        if message is not None:
+            total = trees.add_weighed(total, w, message)
+    return total
+
+
+def _message(work: ClientWork, payload: PyTree, client: Client) -> Any:
     """Return a client's message, or raise with its name."""
-    where = f"Client {client.data.client} failed in '{work.__name__}'"
     try:
         with jax.disable_jit():
-            message = as_message(work, work(payload, client))
+            return as_message(work, work(payload, client))
     except UserError:
         raise
     except Exception as error:
+        where = f"Client {client.data.client} failed in '{work.__name__}'"
         raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-    for path, leaf in jax.tree.leaves_with_path(message):
-        if not bool(jnp.isfinite(leaf).all()):
-            raise ClientError(
-                f"{where}: its message{jax.tree_util.keystr(path)} is not finite; "
-                "smaller step sizes often help."
-            )
-    return message

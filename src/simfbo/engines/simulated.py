@@ -21,11 +21,23 @@ from simfbo.federation import (
     Client,
     ClientWork,
     Engine,
+    Exchange,
     as_message,
     client_key,
-    occurrences,
     part_for,
+    signature,
     sums_of_nothing,
+)
+from simfbo.gate import (
+    NO_REPLY,
+    Asked,
+    Gate,
+    Refusal,
+    names,
+    occurrences,
+    squared_norms,
+    too_large,
+    within,
 )
 from simfbo.local_work import Coefs
 from simfbo.problem import PyTree
@@ -49,35 +61,83 @@ class SimulatedFederation(Engine):
         """Return the programs compiled so far."""
         return {}
 
-    def weighted_sum(
+    @cached_property
+    def _likes(self) -> dict[Any, PyTree]:
+        """Return the shapes of messages found so far."""
+        return {}
+
+    def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> Any:
-        """Return the weighted sum of the cohort's messages."""
+    ) -> tuple[Any, Exchange]:
+        """Return the weighted sums of the messages that pass the gate."""
+        absent = self.absent(key, cohort.ids)
+        like = self._like(work, payload, coefs, key)
+        sums, squares, passed = self._run(work, payload, cohort, like, absent, coefs, key)
+        squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
+        asked = self.ask(work, cohort, like)
+        refusals = _refusals(asked, admitted, absent, squares, self.gate)
+        return sums, Exchange(asked, admitted, squares, refusals)
+
+    def _like(self, work: ClientWork, payload: PyTree, coefs: Coefs, key: jax.Array) -> PyTree:
+        """Return the shape of one message."""
+        form = signature(work, (payload, coefs))
+        if form not in self._likes:
+            client = Client(self.data.client(0), coefs[0], key)
+            reply = jax.eval_shape(work, part_for(payload, 0), client)
+            self._likes[form] = jax.eval_shape(partial(as_message, work), reply)
+        return self._likes[form]
+
+    def _run(
+        self,
+        work: ClientWork,
+        payload: PyTree,
+        cohort: Cohort,
+        like: PyTree,
+        absent: np.ndarray,
+        coefs: Coefs,
+        key: jax.Array,
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """Return the sums, the squared norms of all messages and which passed, from two lanes."""
         order, middle, end = deal(coefs.tau)
         data, repeats = self.data.client(cohort.ids), occurrences(cohort.ids)
-        inputs = (payload, data, repeats, cohort.weights, coefs, order, key)
+        weights = self.weights(cohort, like)
+        apart = weights.ndim == 2 and not (weights - np.diag(np.diagonal(weights))).any()
+        weights = np.diagonal(weights).copy() if apart else weights
+        inputs = (payload, data, repeats, weights, absent, coefs, order, key)
         wide = jnp.result_type(float) == jnp.float64
-        program = self._program(work, inputs, wide)
+        program = self._program(work, apart, inputs)
         if middle == end:
             return program(*inputs, np.int32(0), end)
         second = _SECOND_LANE.submit(_call, wide, program, (*inputs, middle, end))
         return _ADD(program(*inputs, np.int32(0), middle), second.result())
 
-    def _program(self, work: ClientWork, inputs: tuple, wide: bool) -> Callable[..., Any]:
+    def _program(self, work: ClientWork, apart: bool, inputs: tuple) -> Callable[..., Any]:
         """Return the compiled sum for inputs of these shapes and this precision.
 
         Compiled ahead of the call: the second thread does not share JAX's thread-local settings
         and must have nothing left to trace.
         """
-        payload, _, _, weights, coefs, _, key = inputs
-        leaves, structure = jax.tree.flatten((payload, weights, coefs, key))
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        signature = work, wide, structure, shapes
-        if signature not in self._programs:
-            zero = np.int32(0)
-            lowered = jax.jit(partial(_weighted_sum, work)).lower(*inputs, zero, zero)
-            self._programs[signature] = lowered.compile()
-        return self._programs[signature]
+        payload, _, _, weights, _, coefs, _, key = inputs
+        form = apart, self.gate, signature(work, (payload, weights, coefs, key))
+        if form not in self._programs:
+            zero, job = np.int32(0), partial(_gated_sum, work, apart, self.gate)
+            self._programs[form] = jax.jit(job).lower(*inputs, zero, zero).compile()
+        return self._programs[form]
+
+
+def _refusals(
+    asked: Asked, admitted: np.ndarray, absent: np.ndarray, squares: np.ndarray, gate: Gate
+) -> list[Refusal]:
+    """Return the replies that do not count, with the reasons that `admit` would give."""
+    leaves = names(asked.like)
+
+    def reason(j: int) -> str:
+        return NO_REPLY if absent[j] else str(too_large(squares[j], leaves, gate))
+
+    return [
+        Refusal(asked.number, asked.work, int(asked.ids[j]), reason(j))
+        for j in np.flatnonzero(~admitted).tolist()
+    ]
 
 
 def _call(wide: bool, program: Callable[..., Any], inputs: tuple) -> Any:
@@ -102,19 +162,26 @@ def deal(tau: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
     return order, np.int32(first.sum()), np.int32(len(tau))
 
 
-def _weighted_sum(
+def _gated_sum(
     work: ClientWork,
+    apart: bool,
+    gate: Gate,
     payload: PyTree,
     data: ClientData,
     repeats: jax.Array,
     weights: jax.Array,
+    absent: jax.Array,
     coefs: Coefs,
     order: jax.Array,
     key: jax.Array,
     start: jax.Array,
     stop: jax.Array,
 ) -> Any:
-    """Return the weighted sum over the clients order[start:stop], one after the other."""
+    """Return the weighted sum over the clients order[start:stop], one after the other.
+
+    With it come the squared norms of all messages and which of them counted. `apart` keeps the
+    messages side by side, each times its weight, in place of their sum.
+    """
     ids = data.client
     keys = jax.vmap(client_key, (None, 0, 0))(key, ids, repeats)
 
@@ -122,11 +189,24 @@ def _weighted_sum(
         client = Client(data._replace(client=ids[j]), coefs[j], keys[j])
         return as_message(work, work(part_for(payload, j), client))
 
-    def add(k: Any, total: Any) -> Any:
-        return trees.add_weighed(total, weights[order[k]], message(order[k]))
+    def add(k: Any, carry: Any) -> Any:
+        total, squares, passed = carry
+        j = order[k]
+        z = message(j)
+        own = squared_norms(z)
+        ok = within(own, gate) & ~absent[j]
+        z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
+        if apart:
+            z = trees.scale(weights[j], z)
+            total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
+        else:
+            total = trees.add_weighed(total, weights[j], z)
+        return total, squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
 
-    zero = sums_of_nothing(weights, jax.eval_shape(message, 0))
-    return jax.lax.fori_loop(start, stop, add, zero)
+    like = jax.eval_shape(message, 0)
+    sums = sums_of_nothing(weights[None] if apart else weights, like)
+    squares = jnp.zeros((len(ids), len(jax.tree.leaves(like))))
+    return jax.lax.fori_loop(start, stop, add, (sums, squares, jnp.zeros(len(ids), jnp.int32)))
 
 
 _ADD = jax.jit(trees.add, donate_argnums=0)

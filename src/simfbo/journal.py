@@ -1,0 +1,178 @@
+"""The journal of a run: its history and checkpoints on disk, and the way back from them."""
+
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from simfbo import checkpoint
+from simfbo.checkpoint import Checkpoint, DamagedError
+from simfbo.errors import UserError
+from simfbo.federation import Ledger, Traffic
+from simfbo.history import FILE, History, Writer
+
+
+class Progress(NamedTuple):
+    """Where a run is: with what it was given, everything it needs to go on.
+
+    Attributes:
+        round: iterations done.
+        state: the algorithm's.
+        ledger: what was sent until then.
+        refused: how many replies did not count until then.
+        seconds: spent, wall-clock.
+        cpu_seconds: spent by all threads.
+        written: bytes of the history that belong to it.
+    """
+
+    round: int
+    state: Any
+    ledger: Ledger
+    refused: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    written: int = 0
+
+
+class Journal:
+    """Writes a run down; without a directory nothing is written.
+
+    A checkpoint counts the bytes of the history that belong to it, and they are on the disk before
+    it is: what comes later is cut off when the run is resumed, and written again.
+    """
+
+    def __init__(self, directory: Path | None, header: dict[str, Any], every: float) -> None:
+        """Take a folder, the history's header and the seconds between checkpoints."""
+        self.history = History(header)
+        self._directory, self._every = directory, every
+        self._writer: Writer | None = None
+        self._saved_at, self._saved_round = time.monotonic(), -1
+
+    def begin(self) -> None:
+        """Begin a new history."""
+        self._writer = Writer(self._directory)
+        self._writer.write("header", self.history.header)
+
+    def resume(self, first: Progress) -> Progress:
+        """Return where the run was when it was last written down; `first`, where it never was.
+
+        Args:
+            first: the beginning of the run.
+        """
+        if self._directory is None:
+            raise UserError("A run without a folder cannot be resumed: give its directory.")
+        checkpoint.remove_temporaries(self._directory)
+        found = checkpoint.newest(self._directory, self._read(first))
+        if found is None:
+            self._writer = Writer(self._directory, keep=0)
+            self._writer.write("header", self.history.header)
+            return first
+        progress, self.history = found
+        self._writer = Writer(self._directory, keep=progress.written)
+        self._saved_round = progress.round
+        return progress
+
+    def add(self, kind: str, *lines: Mapping[str, Any]) -> int:
+        """Return the bytes of the history after adding lines of one kind to it."""
+        book = self.history.records if kind == "record" else self.history.refusals
+        book += map(dict, lines)
+        self._open.write(kind, *lines)
+        return self._open.position
+
+    def save_when_due(self, progress: Progress) -> None:
+        """Save a checkpoint if the last one is old enough."""
+        if time.monotonic() - self._saved_at >= self._every:
+            self.save(progress)
+
+    def save(self, progress: Progress) -> None:
+        """Save a checkpoint, unless it is there already."""
+        if self._directory is None or progress.round == self._saved_round:
+            return
+        self._open.sync()
+        manifest = self._manifest(progress)
+        checkpoint.save(self._directory, progress.round, progress.state, manifest)
+        self._saved_at, self._saved_round = time.monotonic(), progress.round
+
+    def end(self, end: dict[str, Any]) -> History:
+        """Return the history, with a last line that says how the run ended."""
+        self.history.end = end
+        self._open.write("end", end)
+        return self.history
+
+    def close(self) -> None:
+        """Close the history."""
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def _open(self) -> Writer:
+        assert self._writer is not None, "begin or resume first"
+        return self._writer
+
+    def _manifest(self, at: Progress) -> dict[str, Any]:
+        """Return all of a run's progress but its arrays, as JSON values."""
+        by_work = {name: list(traffic) for name, traffic in at.ledger.by_work.items()}
+        seed = self.history.header["seed"]
+        return {
+            "header": self.history.header,
+            "round": at.round,
+            "key": np.asarray(jax.random.key_data(jax.random.key(seed))).tolist(),
+            "ledger": {"total": list(at.ledger.total), "by_work": by_work},
+            "refused": at.refused,
+            "seconds": at.seconds,
+            "cpu_seconds": at.cpu_seconds,
+            "written": at.written,
+        }
+
+    def _read(self, first: Progress) -> Any:
+        """Return the reader of a checkpoint: into progress, and the history that belongs to it."""
+
+        def read(found: Checkpoint) -> tuple[Progress, History]:
+            manifest, file = found.manifest, Path(self._directory or "") / FILE
+            require_same(self.history.header, manifest["header"])
+            data = file.read_bytes() if file.is_file() else b""
+            history = _prefix(data, manifest, str(file))
+            total, by_work = manifest["ledger"]["total"], manifest["ledger"]["by_work"]
+            ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_work.items()})
+            spent = manifest["seconds"], manifest["cpu_seconds"]
+            state = checkpoint.restore(found.arrays, first.state)
+            numbers = manifest["refused"], *spent, manifest["written"]
+            return Progress(manifest["round"], state, ledger, *numbers), history
+
+        return read
+
+
+def _prefix(data: bytes, manifest: Mapping[str, Any], name: str) -> History:
+    """Return the part of a history that a checkpoint counts on, after a check that it is whole."""
+    part = data[: manifest["written"]]
+    if len(part) < manifest["written"]:
+        raise DamagedError(f"{name} is shorter than it says")
+    try:
+        history = History.parse(part, name)
+    except UserError as error:
+        raise DamagedError(str(error)) from None
+    lines = 1 + len(history.records) + len(history.refusals)
+    if part.count(b"\n") != lines or len(history.refusals) != manifest["refused"]:
+        raise DamagedError(f"{name} has lines that cannot be read")
+    return history
+
+
+def require_same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise unless both headers describe one run; warn where versions differ."""
+    for key in ("algorithm", "rounds", "every", "seed", "config"):
+        if wanted[key] != found[key]:
+            raise UserError(
+                f"The run was begun with other settings ({key}): resume it with those, or choose "
+                "another folder."
+            )
+    changed = [name for name, v in wanted["versions"].items() if found["versions"].get(name) != v]
+    if changed:
+        warnings.warn(
+            f"The run was begun with another version of {', '.join(changed)}, so what follows may "
+            "differ in the last digits from what it would have been.",
+            stacklevel=2,
+        )

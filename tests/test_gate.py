@@ -1,0 +1,424 @@
+"""The gate: every kind of bad reply, in every place, leaves exactly the run without that client."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simfbo import DebugFederation, SimulatedFederation, Steps, TooFewReplies, from_clients, simfbo
+from simfbo.algorithms import shrofbo
+from simfbo.gate import Asked, Gate, Reply, admit, as_arrays, names
+from simfbo.local_work import fixed
+from simfbo.problem import BilevelProblem, Point
+from simfbo.runner import run
+from simfbo.sampling import Cohort, drop_out, with_replacement, without_replacement
+from simfbo.tasks.quadratic import random_quadratic
+
+TASK = random_quadratic(5, 2, 3, heterogeneity=1.0, seed=3).task()
+STEPS = Steps(y=0.2, v=0.2, x=0.1)
+ENGINES = [SimulatedFederation, DebugFederation]
+ROUNDS = 2
+
+
+def go(federation, rounds=ROUNDS, method=simfbo, **options):
+    return run(method(TASK.problem, STEPS), federation, TASK.x0, TASK.y0, rounds=rounds, **options)
+
+
+def assert_same(a, b):
+    for u, w in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
+        np.testing.assert_array_equal(u, w)
+
+
+def without(client):
+    """Return the run in which a client never replies."""
+    federation = DebugFederation(TASK.data, absence=lambda key, ids: ids == client)
+    return go(federation)
+
+
+def changed(reply, **parts):
+    return reply._replace(arrays={**reply.arrays, **parts})
+
+
+def y_of(reply):
+    return reply.arrays[".y"]
+
+
+def put(reply, value, place=0):
+    array = y_of(reply).copy()
+    array[place] = value
+    return changed(reply, **{".y": array})
+
+
+def left_out(reply, name):
+    return reply._replace(arrays={key: a for key, a in reply.arrays.items() if key != name})
+
+
+KINDS = {
+    "nan": lambda r: [put(r, np.nan)],
+    "nan at the end": lambda r: [put(r, np.nan, -1)],
+    "inf": lambda r: [put(r, np.inf)],
+    "minus inf": lambda r: [put(r, -np.inf)],
+    "all nan": lambda r: [changed(r, **{".x": np.full_like(r.arrays[".x"], np.nan)})],
+    "overflows": lambda r: [put(r, 1e200)],
+    "missing key": lambda r: [left_out(r, ".v")],
+    "no keys": lambda r: [r._replace(arrays={})],
+    "extra key": lambda r: [changed(r, more=y_of(r))],
+    "renamed key": lambda r: [changed(left_out(r, ".y"), **{".Y": y_of(r)})],
+    "key is no text": lambda r: [r._replace(arrays={**left_out(r, ".y").arrays, 7: y_of(r)})],
+    "shape": lambda r: [changed(r, **{".y": np.ones(4)})],
+    "rank up": lambda r: [changed(r, **{".y": y_of(r)[None]})],
+    "rank down": lambda r: [changed(r, **{".y": y_of(r)[0]})],
+    "empty": lambda r: [changed(r, **{".y": np.ones(0)})],
+    "huge": lambda r: [changed(r, **{".y": np.zeros(100_000)})],
+    "dtype narrow": lambda r: [changed(r, **{".y": y_of(r).astype("float32")})],
+    "dtype whole": lambda r: [changed(r, **{".y": y_of(r).astype(int)})],
+    "dtype complex": lambda r: [changed(r, **{".y": y_of(r).astype(complex)})],
+    "byte order": lambda r: [changed(r, **{".y": y_of(r).astype(">f8")})],
+    "objects": lambda r: [changed(r, **{".y": y_of(r).astype(object)})],
+    "text": lambda r: [changed(r, **{".y": "0.1 0.2 0.3"})],
+    "a list": lambda r: [changed(r, **{".y": y_of(r).tolist()})],
+    "nothing": lambda r: [changed(r, **{".y": None})],
+    "no arrays": lambda r: [r._replace(arrays=None)],
+    "arrays in a list": lambda r: [r._replace(arrays=list(r.arrays.values()))],
+    "stale round": lambda r: [r._replace(exchange=r.exchange - 1)],
+    "future round": lambda r: [r._replace(exchange=r.exchange + 1)],
+    "round is text": lambda r: [r._replace(exchange=str(r.exchange))],
+    "round is not a number": lambda r: [r._replace(exchange=float("nan"))],
+    "duplicate": lambda r: [r, r],
+    "contradiction": lambda r: [r, changed(r, **{".y": 2 * y_of(r)})],
+    "unknown client": lambda r: [r._replace(client=77)],
+    "negative client": lambda r: [r._replace(client=-1)],
+    "client is text": lambda r: [r._replace(client=str(r.client))],
+    "client is true": lambda r: [r._replace(client=True)],
+    "another repeat": lambda r: [r._replace(repeat=1)],
+    "not a reply": lambda r: [r.arrays],
+    "nothing at all": lambda r: [None],
+    "silence": lambda r: [],
+}
+
+
+def test_there_are_enough_kinds():
+    assert len(KINDS) >= 18
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {client: without(client) for client in (0, 4)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("client", [0, 4])
+def test_a_bad_reply_leaves_the_run_without_that_client(kind, client, expected):
+    def wire(replies):
+        bad = KINDS[kind](replies[client])
+        return [*bad, *replies[:client], *replies[client + 1 :]]
+
+    federation = DebugFederation(TASK.data)
+    federation.wire = wire
+    history = go(federation)
+    assert_same(history, expected[client])
+    assert history.end == {"status": "finished"}
+    assert len(history.refusals) >= ROUNDS
+    named = {refusal["client"] for refusal in history.refusals}
+    assert client in named or kind == "silence"
+    assert all(refusal["work"] == "simfbo_step" for refusal in history.refusals)
+
+
+@pytest.mark.parametrize("kind", ["stale round", "unknown client", "not a reply"])
+def test_a_stray_beside_the_true_reply_changes_nothing(kind):
+    federation = DebugFederation(TASK.data)
+    federation.wire = lambda replies: [*KINDS[kind](replies[2]), *replies]
+    history = go(federation)
+    assert_same(history, go(DebugFederation(TASK.data)))
+    assert len(history.refusals) == ROUNDS
+
+
+def test_the_order_of_arrival_never_changes_a_bit():
+    plain = go(DebugFederation(TASK.data))
+    for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        federation = DebugFederation(TASK.data)
+        federation.wire = lambda replies, order=order: [replies[j] for j in order]
+        assert_same(go(federation), plain)
+
+
+def test_the_order_of_arrival_changes_no_refusal_either():
+    found = []
+    for step in (1, -1):
+        federation = DebugFederation(TASK.data)
+        federation.wire = lambda replies, step=step: [put(r, np.nan) for r in replies[:3]][::step]
+        with pytest.raises(TooFewReplies):
+            go_one(federation)
+        found.append(federation.refusals)
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+
+
+def go_one(federation):
+    """Return one aggregate of a small work over everybody."""
+
+    def work(payload, client):
+        return Point(y=payload * jnp.ones(2))
+
+    cohort = federation.cohort(jax.random.key(0))
+    return federation.aggregate(work, np.ones(()), cohort, jax.random.key(0))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_those_left_are_weighed_again(engine):
+    """sum_{S} w_i z_i * asked / |S|, by hand, with unequal weights."""
+    data = from_clients(
+        [np.full((1, 1), float(m)) for m in (1, 2, 3, 4)], [np.ones((1, 1))] * 4, p=[1, 2, 3, 4]
+    )
+
+    def work(payload, client):
+        return Point(y=client.data.lower_batch(client.key).reshape(-1)[:1])
+
+    federation = engine(data, absence=lambda key, ids: ids == 2)
+    cohort = federation.cohort(jax.random.key(0))
+    total = federation.aggregate(work, np.zeros(()), cohort, jax.random.key(0))
+    np.testing.assert_allclose(total.y, [(0.1 * 1 + 0.2 * 2 + 0.4 * 4) * 4 / 3], rtol=1e-12)
+    assert federation.latest.factor == 4 / 3
+    assert federation.latest.admitted.tolist() == [True, True, False, True]
+    assert [(r.client, r.reason) for r in federation.refusals] == [(2, "did not reply")]
+    assert federation.ledger.total.bytes_up == 3 * 8  # who does not reply sends nothing
+    assert federation.ledger.total.bytes_down == 4 * 8
+
+
+def poisoned(client, factor):
+    """Return a problem whose lower loss is multiplied by a factor for one client."""
+    data = from_clients(*[[np.full((2, 1), float(i)) for i in range(5)]] * 2)
+
+    def lower(x, y, batch):
+        size = jnp.where(jnp.mean(batch) == client, factor, 1.0)
+        return size * jnp.sum((y - jnp.mean(batch)) ** 2)
+
+    return data, BilevelProblem(lambda x, y, batch: jnp.sum((y - 1) ** 2) + jnp.sum(x**2), lower)
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, -np.inf, 1e200, 1e6])
+@pytest.mark.parametrize("client", [0, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_refuse_alike(engine, client, factor):
+    """What the compiled mask leaves out is what a silent client leaves out, to the bit."""
+    data, problem = poisoned(client, factor)
+    gate = Gate(max_norm=1e4)
+    algorithm = simfbo(problem, STEPS)
+
+    def end(federation):
+        return run(algorithm, federation, np.ones(1), np.ones(2), rounds=3)
+
+    bad = end(engine(data, gate=gate))
+    silent = end(engine(data, absence=lambda key, ids: ids == client))
+    assert_same(bad, silent)
+    assert {refusal["client"] for refusal in bad.refusals} == {client}
+    reason = bad.refusals[0]["reason"]
+    assert ("norm" in reason) == (factor == 1e6)
+    assert ("not finite" in reason) == (factor != 1e6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_limit_itself_passes(engine):
+    data = from_clients([np.ones((1, 1))] * 2, [np.ones((1, 1))] * 2)
+
+    def work(payload, client):
+        return Point(x=jnp.array([3.0]), y=jnp.array([0.0, 4.0]))
+
+    for limit, passes in ((5.0, True), (4.999, False)):
+        federation = engine(data, gate=Gate(max_norm=limit))
+        cohort = federation.cohort(jax.random.key(0))
+        if passes:
+            federation.aggregate(work, np.zeros(()), cohort, jax.random.key(0))
+            assert federation.refusals == []
+        else:
+            with pytest.raises(TooFewReplies) as caught:
+                federation.aggregate(work, np.zeros(()), cohort, jax.random.key(0))
+            assert str(caught.value) == (
+                "only 0 of 2 replies to 'work' count: client 0 sent a message of norm 5, the limit "
+                "is 4.999"
+            )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_too_few_replies_end_the_run(engine, tmp_path):
+    def absence(key, ids):
+        return (ids < 3) if late["now"] else ids < 0
+
+    late = {"now": False}
+
+    def on_round(t, record):
+        late["now"] = t >= 4
+
+    federation = engine(TASK.data, gate=Gate(min_replies=3), absence=absence)
+    history = go(federation, 9, directory=tmp_path, on_round=on_round, every=100)
+    assert history.end == {
+        "status": "starved",
+        "round": 5,
+        "client": 0,
+        "reason": "only 2 of 5 replies to 'simfbo_step' count: client 0 did not reply. "
+        "Ask more clients, or accept fewer replies",
+    }
+    assert [record["round"] for record in history.records] == [0, 4]
+    late["now"] = False
+    again = go(engine(TASK.data), 9, directory=tmp_path, resume=True, every=100)
+    assert_same(again, go(engine(TASK.data), 9))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_reply_too_many_is_enough(engine):
+    for least in (1, 2):
+        federation = engine(TASK.data, gate=Gate(min_replies=least), absence=lambda k, i: i > 1)
+        assert go(federation, 1).end == {"status": "finished"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_when_all_go_wild_the_run_has_diverged(engine, tmp_path):
+    data, problem = poisoned(9, 1.0)
+
+    def lower(x, y, batch):
+        return jnp.sum(y**2) * jnp.where(jnp.sum(y) > 2.5, jnp.nan, 1.0) - 8 * jnp.sum(y)
+
+    problem = BilevelProblem(problem.upper, lower)
+    history = run(
+        simfbo(problem, STEPS), engine(data), np.ones(1), np.ones(2), rounds=9, every=100,
+        directory=tmp_path, checkpoint_seconds=0.0,
+    )  # fmt: skip
+    reason = history.end.pop("reason")
+    assert history.end == {"status": "diverged", "round": 2, "client": 0}
+    assert reason == (
+        "only 0 of 5 replies to 'simfbo_step' count: client 0 sent .y that is not finite, or too "
+        "large to measure. Smaller steps often help"
+    )
+    assert [file.name for file in sorted(tmp_path.glob("checkpoint*"))] == [
+        "checkpoint-0000000000.npz",
+        "checkpoint-0000000001.npz",
+    ]
+
+
+def test_a_client_drawn_twice_may_answer_twice():
+    federation = DebugFederation(TASK.data, with_replacement(9))
+    federation.wire = lambda replies: replies[::-1]
+    history = go(federation)
+    assert history.refusals == []
+    assert_same(history, go(DebugFederation(TASK.data, with_replacement(9))))
+    simulated = go(SimulatedFederation(TASK.data, with_replacement(9)))
+    np.testing.assert_allclose(history.state.x, simulated.state.x, rtol=1e-12)
+
+
+def test_drop_outs_depend_on_the_client_alone():
+    key = jax.random.key(5)
+    everyone = drop_out(0.4)(key, np.arange(1000))
+    some = np.array([3, 500, 999])
+    np.testing.assert_array_equal(drop_out(0.4)(key, some), everyone[some])
+    assert 330 < everyone.sum() < 470
+    assert not drop_out(0.0)(key, some).any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_drop_outs_leave_the_mean_of_the_sum(engine):
+    """Over all drop-outs of one client, the sum weighed again has the full sum as its mean."""
+    federation = engine(TASK.data)
+    z = np.array([5.0, -1.0, 2.0, 0.5, 8.0])
+
+    def work(payload, client):
+        return Point(y=jnp.asarray(z)[client.data.client][None])
+
+    cohort = Cohort(np.arange(5, dtype=np.int32), np.full(5, 0.2))
+    totals = []
+    for gone in range(5):
+        federation.absence = lambda key, ids, gone=gone: ids == gone
+        totals.append(
+            float(federation.aggregate(work, np.zeros(()), cohort, jax.random.key(1)).y[0])
+        )
+    np.testing.assert_allclose(np.mean(totals), z.mean(), rtol=1e-12)
+
+
+def test_shrofbo_knows_rho_though_clients_drop_out():
+    """rho comes from the server's own plan, so who is missing does not enter it."""
+    work = fixed([1, 2, 3, 4, 5])
+    absence = lambda key, ids: ids == 4  # noqa: E731
+    a = go(SimulatedFederation(TASK.data, local_work=work, absence=absence), method=shrofbo)
+    b = go(DebugFederation(TASK.data, local_work=work, absence=absence), method=shrofbo)
+    np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12)
+    assert a.refusals == b.refusals
+
+
+def test_engines_agree_under_partial_participation_and_drop_outs():
+    def end(engine):
+        federation = engine(TASK.data, without_replacement(4), absence=drop_out(0.3))
+        return go(federation, 12, every=3)
+
+    a, b = map(end, ENGINES)
+    assert a.refusals == b.refusals
+    assert len(a.refusals) > 5
+    assert a.column("refused")[-1] == len(a.refusals)
+    assert a.column("bytes_up") == b.column("bytes_up")
+    np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-10)
+
+
+# The gate alone
+
+
+def ask(ids=(3, 8), number=5):
+    like = Point(x={"w": np.zeros((2, 1), "float32")}, y=np.zeros(3, "float32"))
+    return Asked(number, "work", np.array(ids), like)
+
+
+def fine(client, number=5, repeat=0):
+    message = Point(x={"w": np.ones((2, 1), "float32")}, y=np.ones(3, "float32"))
+    return Reply(client, number, as_arrays(message), repeat)
+
+
+def test_names_and_messages_come_back():
+    asked = ask()
+    assert names(asked.like) == [".x['w']", ".y"]
+    admitted = admit([fine(8), fine(3)], asked, Gate())
+    assert admitted.refusals == []
+    assert [message.y.tolist() for message in admitted.messages] == [[1, 1, 1]] * 2
+    np.testing.assert_array_equal(admitted.squares, [[2, 3]] * 2)
+
+
+def test_jax_arrays_and_numpy_integers_pass():
+    reply = fine(3)._replace(client=np.int64(3), exchange=np.int32(5))
+    reply = reply._replace(arrays={key: jnp.asarray(a) for key, a in reply.arrays.items()})
+    assert admit([reply, fine(8)], ask(), Gate()).refusals == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "client", "reason"),
+    [
+        (fine(4), 4, "was not asked"),
+        (fine(3, number=4), 3, "answered exchange 4, not 5"),
+        (fine(3, repeat=1), 3, "was not asked"),
+        (fine("3"), None, "was not asked"),
+        (5.0, None, "sent a float, which is no reply"),
+        (fine(3)._replace(arrays=None), 3, "sent a NoneType in place of named arrays"),
+        (left_out(fine(3), ".y"), 3, "left out .y"),
+        (changed(fine(3), z=1), 3, "sent 'z', which was not asked for"),
+        (changed(fine(3), **{".y": "no"}), 3, "sent a str for .y"),
+        (changed(fine(3), **{".y": np.ones(3)}), 3, "sent float64 numbers for .y, not float32"),
+        (changed(fine(3), **{".y": np.ones(2, "float32")}), 3, "sent shape (2,) for .y, not (3,)"),
+    ],
+)
+def test_reasons(reply, client, reason):
+    found = admit([reply, fine(8)], ask(), Gate())
+    assert found.messages[0] is None
+    assert found.messages[1] is not None
+    assert found.refusals[0] == (5, "work", client, reason)
+
+
+def test_twice_is_refused_twice_and_is_no_silence():
+    found = admit([fine(3), fine(8), fine(3)], ask(), Gate())
+    assert [(r.client, r.reason) for r in found.refusals] == [(3, "replied more than once")] * 2
+
+
+def test_a_late_reply_beside_the_right_one_does_not_make_two():
+    found = admit([fine(3, number=4), fine(3), fine(8)], ask(), Gate())
+    assert [r.reason for r in found.refusals] == ["answered exchange 4, not 5"]
+    assert found.messages[0] is not None
+
+
+def test_silence_is_told_last_and_in_order():
+    found = admit([fine(9)], ask((1, 3, 3)), Gate())
+    assert [(r.client, r.reason) for r in found.refusals] == [
+        (9, "was not asked"), (1, "did not reply"), (3, "did not reply"), (3, "did not reply"),
+    ]  # fmt: skip
