@@ -79,12 +79,14 @@ def test_plan_without_a_file_takes_names_of_algorithms():
         ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
         (
             {"../a": {}},
-            "'../a' names a folder: use letters, digits, '.', '-' and '_' for it.",
+            "'../a' names a folder: use letters, digits, '.', '-' and '_' for it, up to 60 of "
+            "them.",
         ),
         ({"a": {"seed": 1}}, "'methods.a.seed' is no setting: all methods share the seed."),
         (
             {"fednest": {"algorithm": {"name": "fednest", "terms": 3}}},
-            "In method 'fednest': 'algorithm.terms' is no setting. Did you mean 'steps'?",
+            "In method 'fednest': 'algorithm.terms' is no setting. Did you mean "
+            "'algorithm.neumann_terms'?",
         ),
         (
             {"a": {}},

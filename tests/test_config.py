@@ -1,12 +1,18 @@
 """Configurations: files and flags in, checked models or one sentence out."""
 
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
+from simfbo import comparison
 from simfbo.cli import _configuration, _parser
-from simfbo.config import RunConfig, load, parse_override
+from simfbo.config import RunConfig, as_toml, load, parse_override
 from simfbo.errors import UserError
+
+FAULTS = Path(__file__).parent.parent / "benchmarks" / "faults"
 
 
 def configuration(*arguments: str) -> RunConfig:
@@ -124,11 +130,11 @@ def test_every_shortcut_reaches_its_key():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"task.client": 3}, "'task.client' is no setting. Did you mean 'clients'?"),
+        ({"task.client": 3}, "'task.client' is no setting. Did you mean 'task.clients'?"),
         ({"qqqq": 3}, "'qqqq' is no setting."),
         (
             {"algorithm.sever.x": 0.1},
-            "'algorithm.sever' is no setting. Did you mean 'server'?",
+            "'algorithm.sever' is no setting. Did you mean 'algorithm.server'?",
         ),
         ({"rounds": "many"}, "'rounds' is wrong: input should be a valid integer, got 'many'."),
         ({"rounds": 3.0}, "'rounds' is wrong: input should be a valid integer, got 3.0."),
@@ -157,7 +163,8 @@ def test_every_shortcut_reaches_its_key():
          "got 'fast'."),
         ({"task.name": "quadratics"}, "'task.name' is wrong: use quadratic or "
          "hyper-representation, got 'quadratics'."),
-        ({"task": {"clients": 3}}, "'task.name' is missing from the configuration."),
+        ({"task": {"clients": 3}}, "'task.name' is missing from the configuration: use "
+         "quadratic or hyper-representation."),
         ({"rounds.x": 3}, "'rounds' is wrong: input should be a valid integer, "
          "got {'x': 3}."),
     ],
@@ -167,7 +174,9 @@ def test_a_mistake_is_one_sentence_that_names_the_field(settings, sentence):
 
 
 def test_missing_task():
-    assert complaint({}) == "'task' is missing from the configuration."
+    assert complaint({}) == (
+        "'task.name' is missing from the configuration: use quadratic or hyper-representation."
+    )
     with pytest.raises(UserError) as caught:
         configuration()
     assert str(caught.value) == (
@@ -205,6 +214,9 @@ def test_files_that_cannot_be_used(tmp_path):
         ("local_work.tau=[1, 2]", ("local_work.tau", [1, 2])),
         ("local_work.every_round=true", ("local_work.every_round", True)),
         ("a=b=c", ("a", "b=c")),
+        ("rounds=3\nseed = 4", ("rounds", "3\nseed = 4")),
+        (f"rounds={5000 * '9'}", ("rounds", 5000 * "9")),
+        (f"rounds={5000 * '['}", ("rounds", 5000 * "[")),
     ],
 )
 def test_overrides_are_toml_or_text(text, expected):
@@ -238,3 +250,133 @@ def test_none_and_full_stand_for_what_toml_cannot_say():
 def test_settings_that_do_not_fit_are_refused(keys, sentence):
     with pytest.raises(UserError, match=sentence):
         load(None, {"task.name": "quadratic", **keys})
+
+
+# What benchmarks/faults/configs.py found.
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"clients": 3}, "'clients' is no setting. Did you mean 'task.clients'?"),
+        ({"tau": 3}, "'tau' is no setting. Did you mean 'local_work.tau'?"),
+        ({"task.rounds": 3}, "'task.rounds' is no setting. Did you mean 'rounds'?"),
+        ({"local-work": {}}, "'local-work' is no setting. Did you mean 'local_work'?"),
+        ({"algorithm.y": 0.1}, "'algorithm.y' is no setting. Did you mean 'algorithm.local.y' or "
+         "'algorithm.server.y'?"),
+        ({"algorithm.penalty": 2.0}, "'algorithm.penalty' is no setting. The settings of simfbo "
+         "are independent_batches, local, radius, server, server_optimiser."),
+        ({"task.hidden": 3}, "'task.hidden' is no setting. The settings of quadratic are "
+         "batch_size, clients, dim_x, dim_y, heterogeneity, noise, samples."),
+        ({"methods": {}}, "'methods' is no setting. A file with methods is for simfbo compare."),
+        ({"fednest": {}}, "'fednest' is no setting."),
+        ({"task.quadratic": 1}, "'task.quadratic' is no setting. The settings of quadratic are "
+         "batch_size, clients, dim_x, dim_y, heterogeneity, noise, samples."),
+        ({"a\nb": 1}, "'\"a\\nb\"' is no setting."),
+        ({5000 * "x": 1}, f"'{67 * 'x'}...{10 * 'x'}' is no setting."),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_told_where_it_belongs(settings, sentence):
+    assert complaint(QUADRATIC | settings) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"local_work.tau": [1, 0]}, "'local_work.tau.1' is wrong: input should be greater than 0, "
+         "got 0."),
+        ({"local_work.tau": 1001}, "'local_work.tau' is wrong: input should be less than or equal "
+         "to 1000, got 1001."),
+        ({"rounds": 2**31}, "'rounds' is wrong: input should be less than 2147483648, got "
+         "2147483648."),
+        ({"rounds": 16**6000}, "'rounds' is wrong: input should be less than 2147483648, got a "
+         "value too long to show."),
+        ({"rounds": 1000 * [1]}, "'rounds' is wrong: input should be a valid integer, got "
+         f"[{22 * '1, '}...{3 * ', 1'}]."),
+        ({"task.name": 16**6000}, "'task.name' is wrong: input should be a valid string, got a "
+         "value too long to show."),
+        ({"algorithm.name": []}, "'algorithm.name' is wrong: input should be a valid string, got "
+         "[]."),
+        ({"task": 3}, "'task' is wrong: input should be a table of settings, got 3."),
+        ({"task.noise": float("inf")}, "'task.noise' is wrong: input should be a finite number, "
+         "got inf."),
+        ({"task.clients": 10**6, "local_work.tau": 101}, "'task.clients' times the most local "
+         "steps must not exceed 100,000,000: lower one of them."),
+        ({"algorithm.name": "fedmbo", "sampling.size": 10001}, "'sampling.size' must not exceed "
+         "10,000 for fedmbo, which holds a square of it, got 10001."),
+        ({"task.batch_size": 10**9}, "'task.batch_size' is wrong: input should be less than or "
+         "equal to 100000, got 1000000000."),
+        ({f"rounds{5000 * '.a'}": 1}, "'rounds' is wrong: input should be a valid integer, got a "
+         "value too long to show."),
+    ],
+)  # fmt: skip
+def test_a_value_beyond_all_bounds_is_one_short_sentence(settings, sentence):
+    assert complaint(QUADRATIC | settings) == sentence
+
+
+def test_a_quadratic_larger_than_memory_is_refused():
+    found = complaint(QUADRATIC | {"task.clients": 10**6, "task.dim_x": 10**5})
+    assert found.startswith("'task' is wrong: clients times samples times the square of the larger")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"rounds = " + 5000 * b"9", "{} holds a number of too many digits: write a smaller one."),
+        (b"rounds = " + 5000 * b"[", "{} is nested too deeply: no setting lies so deep."),
+        (b"a." * 3000 + b"a = 1", "'a' is nested too deeply: no setting lies so deep."),
+        (b"# \xff", "{} is not valid TOML: save it as UTF-8 text."),
+    ],
+)
+def test_a_file_that_python_cannot_take_is_one_sentence(tmp_path, content, sentence):
+    file = tmp_path / "my.toml"
+    file.write_bytes(content)
+    assert complaint({}, file) == sentence.format(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_bytes(b'\xef\xbb\xbf[task]\r\nname = "quadratic"\r\n')
+    assert load(file, {}) == load(None, QUADRATIC)
+
+
+def test_a_file_without_end_is_refused():
+    assert complaint({}, Path("/dev/zero")) == (
+        "/dev/zero is too long for a configuration: give another file."
+    )
+
+
+@pytest.mark.parametrize("seeds", [[16**6000], [0, "a"], [True], [-1], [2**32], [], {}, [1, 1]])
+def test_seeds_that_are_none(seeds):
+    with pytest.raises(UserError, match=r"^'seeds' must be a list of different whole numbers"):
+        comparison.checked_seeds(seeds)
+
+
+def test_a_comparison_nested_too_deeply_is_one_sentence():
+    tree: dict = {}
+    for _ in range(3000):
+        tree = {"methods": tree}
+    with pytest.raises(UserError, match=r"^'methods' is nested too deeply"):
+        comparison.plan(tree, {})
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """Return the benchmark that spoils configurations."""
+    monkeypatch.syspath_prepend(str(FAULTS))
+    monkeypatch.delitem(sys.modules, "mutations", raising=False)
+    return importlib.import_module("configs")
+
+
+def test_no_spoilt_configuration_ends_in_anything_but_a_sentence(faults, tmp_path):
+    found = [(case, faults.examine(case, tmp_path)) for case in faults.cases(300, seed=1)]
+    assert [(case, finding) for case, finding in found if finding.failed] == []
+    outcomes = {finding.outcome for _, finding in found}
+    assert outcomes == {"accepted", "refused"}
+    assert [case for case, _ in found[:9]] == list(faults.cases(9, seed=1))
+
+
+def test_an_accepted_configuration_survives_its_file(tmp_path):
+    config = load(None, QUADRATIC | {"algorithm.radius": "none", "local_work.tau": [1] * 10})
+    (tmp_path / "my.toml").write_text(as_toml(config))
+    assert load(tmp_path / "my.toml", {}) == config

@@ -104,6 +104,20 @@ def test_norm_is_the_sum_of_what_weighs_the_directions():
     assert coefs.steps.tolist()[0] == [1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "rule", [sgd(), proximal(ALPHA), momentum(M), coefficients([0.5, 2.0, 1.0, 3.0, 0.1, 1.5])]
+)
+def test_norms_of_all_lengths_are_the_sums(rule):
+    coefs = fixed(range(1, TAU + 1), rule)(KEY, TAU)
+    expected = [effective(rule, tau).sum() for tau in range(1, TAU + 1)]
+    np.testing.assert_allclose(coefs.norm, expected, rtol=1e-12)
+
+
+def test_a_thousand_steps_can_be_planned():
+    coefs = fixed([1, 1000], proximal(ALPHA))(KEY, 2)
+    np.testing.assert_allclose(coefs.norm, [1, (1 - (1 - ALPHA) ** 1000) / ALPHA])
+
+
 def test_uniform_once_or_every_round():
     keys = jax.random.split(KEY, 200)
     once = [uniform(2, 4)(key, 50).tau for key in keys[:5]]

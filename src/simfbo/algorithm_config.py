@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
 # TOML has no null: "none" and "full" stand for it where a value may be missing.
 Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
 
@@ -68,8 +69,8 @@ class FedNestConfig(Strict):
 
     name: Literal["fednest"]
     steps: StepsConfig = StepsConfig()
-    lower_rounds: PositiveInt = 1
-    neumann_terms: PositiveInt = 5
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
     mode: Literal["paper", "as_released"] = "paper"
     drawn: bool = False
     one_upper_step: bool = False
@@ -80,8 +81,8 @@ class LFedNestConfig(Strict):
 
     name: Literal["lfednest"]
     steps: StepsConfig = StepsConfig()
-    lower_rounds: PositiveInt = 1
-    neumann_terms: PositiveInt = 5
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
 
 
 class AggITDConfig(Strict):
@@ -89,7 +90,7 @@ class AggITDConfig(Strict):
 
     name: Literal["aggitd"]
     steps: StepsConfig = StepsConfig()
-    lower_rounds: PositiveInt = 5
+    lower_rounds: Count = 5
 
 
 class FedBiOConfig(Strict):
@@ -105,20 +106,11 @@ class FedMBOConfig(Strict):
 
     name: Literal["fedmbo"]
     steps: StepsConfig = StepsConfig()
-    lower_rounds: PositiveInt = 1
-    neumann_terms: PositiveInt = 5
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
     mode: Literal["paper", "as_released"] = "paper"
 
 
-MODELS = (
-    SimFBOConfig,
-    FedNestConfig,
-    LFedNestConfig,
-    AggITDConfig,
-    FedBiOConfig,
-    FedMBOConfig,
-    MemFBOConfig,
-)
 AlgorithmConfig = Annotated[
     SimFBOConfig
     | FedNestConfig

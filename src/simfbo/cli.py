@@ -4,14 +4,17 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 """
 
 import argparse
+import math
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from simfbo import config as settings
+from simfbo.algorithm_config import ALGORITHMS
+from simfbo.complaints import brief, plain
 from simfbo.errors import UserError
 
 _SHORTCUTS = {
@@ -26,6 +29,8 @@ _SHORTCUTS = {
     "seed": "seed",
     "engine": "engine",
 }
+
+_MOST_SEEDS = 10_000
 
 _RUN_EXAMPLES = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
@@ -42,16 +47,16 @@ docs/reference-configuration.md.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "command"):
-        parser.print_help()
-        return 2
     _show_warnings_as_sentences()
     # One pool size on every machine, so that results do not depend on its cores: as many as the
     # engine has lanes. Read by XLA when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
     try:
-        return options.command(options)
+        options = parser.parse_args(arguments)
+        if hasattr(options, "command"):
+            return options.command(options)
+        parser.print_help()
+        return 2
     except UserError as error:
         print(f"simfbo: {error}", file=sys.stderr)
         return 2
@@ -81,9 +86,38 @@ def _show_warnings_as_sentences() -> None:
     warnings.showwarning = show
 
 
+class _Parser(argparse.ArgumentParser):
+    """Answers a wrong flag as any other wrong input: in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found."""
+        kind, _, flags = message.partition("unrecognized arguments: ")
+        if flags and not kind:
+            raise UserError(f"'{plain(flags)}' is no flag: see {self.prog} COMMAND --help.")
+        raise UserError(f"{plain(message.removeprefix('argument '), 250)}.")
+
+
+def _whole(text: str) -> int:
+    """Return a flag's whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"give a whole number, got {brief(text)}") from None
+
+
+def _seconds(text: str) -> float:
+    """Return a flag's number of seconds."""
+    try:
+        if (seconds := float(text)) >= 0:
+            return seconds
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"give a number of seconds, got {brief(text)}")
+
+
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="simfbo", description="Federated bilevel optimisation: run, measure, compare."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -93,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--or-digits", action="store_true", help="where the data set cannot be "
                      "fetched, run on scikit-learn's digits instead")  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="print the summary only")
-    run.add_argument("--checkpoint-seconds", type=float, default=5.0, metavar="S", help="how much "
-                     "time may pass between checkpoints (default 5)")  # fmt: skip
+    run.add_argument("--checkpoint-seconds", type=_seconds, default=5.0, metavar="S",
+                     help="how much time may pass between checkpoints (default 5)")  # fmt: skip
     _add_resume(run)
     _add_compare(
         _command(commands, "compare", "run several methods and seeds on one task", _compare)
@@ -133,7 +167,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser, several=True)
     add = parser.add_argument
     add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
-        f"(default: all of {', '.join(settings.ALGORITHMS)})")  # fmt: skip
+        f"(default: all of {', '.join(ALGORITHMS)})")  # fmt: skip
     add("--seeds", metavar="S", help="as 0..2 or 0,5,7 (default: the file's, or 0..2)")
     add("--targets", metavar="T", help="as 0.9,0.95: what it took to reach each")
     _add_study(parser)
@@ -143,9 +177,11 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
     _add_settings(parser)
     add = parser.add_argument
-    add("--budget", type=int, default=20_000, metavar="B", help="communication rounds for all "
+    add("--budget", type=_whole, default=20_000, metavar="B", help="communication rounds for all "
         "trials together (default 20,000)")  # fmt: skip
-    add("--trials", type=int, default=27, metavar="N", help="how many to begin with (default 27)")
+    add(
+        "--trials", type=_whole, default=27, metavar="N", help="how many to begin with (default 27)"
+    )
     add("--range", action="append", default=[], metavar="KEY=LOW..HIGH", help="what to tune; "
         "repeatable (default: the step sizes)")  # fmt: skip
     _add_study(parser)
@@ -155,7 +191,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     """Add what `compare` and `tune` share."""
     add = parser.add_argument
     add("--metric", help="what to judge by (default: the task's own)")
-    add("--jobs", type=int, metavar="J", help="runs side by side (default: a run per two cores)")
+    add("--jobs", type=_whole, metavar="J", help="runs side by side (default: a run per two cores)")
     add("--output", type=Path, metavar="DIR", help="folder of the runs")
     add("--quiet", action="store_true", help="show no progress")
     _add_resume(parser)
@@ -168,15 +204,15 @@ def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> Non
     add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
     add("--dataset", help="digits (default), mnist, fashion-mnist or cifar10")
     add("--partition", help="iid (default), shards or dirichlet")
-    add("--clients", type=int, metavar="N", help="number of clients")
+    add("--clients", type=_whole, metavar="N", help="number of clients")
     if not several:
-        add("--algorithm", help=" or ".join(settings.ALGORITHMS))
-        add("--seed", type=int, help="of every random draw (default 0)")
-    add("--cohort", type=int, metavar="P", help="clients that take part in a round (default 10)")
+        add("--algorithm", help=" or ".join(ALGORITHMS))
+        add("--seed", type=_whole, help="of every random draw (default 0)")
+    add("--cohort", type=_whole, metavar="P", help="clients that take part in a round (default 10)")
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
         "list 1,2,3")  # fmt: skip
-    add("--rounds", type=int, metavar="T", help="iterations (default 500)")
-    add("--every", type=int, metavar="K", help="evaluate every K iterations (default: 20 times)")
+    add("--rounds", type=_whole, metavar="T", help="iterations (default 500)")
+    add("--every", type=_whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
@@ -230,7 +266,7 @@ def _local_steps(text: str) -> dict[str, Any]:
             return {"local_work.low": low, "local_work.high": high}
         taus = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--tau takes 5, 1..10 or 1,2,3; got '{text}'.") from None
+        raise UserError(f"--tau takes 5, 1..10 or 1,2,3; got '{plain(text)}'.") from None
     tau = taus if len(taus) > 1 else taus[0]
     return {"local_work.tau": tau, "local_work.low": None, "local_work.high": None}
 
@@ -260,13 +296,22 @@ def _require_alone(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     """Run several methods and seeds."""
-    from simfbo import comparison
-
     if options.resume:
         _require_alone(options)
         from simfbo import studies
 
         return studies.resume_compare(options)
+    methods, seeds = _comparison(options)
+    targets = _numbers(options.targets, "--targets") if options.targets else []
+    from simfbo import studies
+
+    return studies.compare(methods, seeds, targets, options)
+
+
+def _comparison(options: argparse.Namespace) -> tuple[dict[str, settings.RunConfig], list[int]]:
+    """Return the methods and the seeds that file and flags make up."""
+    from simfbo import comparison
+
     overrides = _overrides(options)
     tree = settings.read(options.config) if options.config else {}
     if "seed" in tree or "seed" in overrides:
@@ -274,14 +319,9 @@ def _compare(options: argparse.Namespace) -> int:
     seeds = tree.pop("seeds", [0, 1, 2])
     if options.seeds is not None:
         seeds = _whole_numbers(options.seeds, "--seeds")
-    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
-        raise UserError(f"'seeds' must be a list of different numbers, got {seeds!r}.")
+    seeds = comparison.checked_seeds(seeds)
     names = options.methods.split(",") if options.methods else None
-    methods = comparison.plan(tree, {**overrides, "seed": seeds[0]}, names)
-    targets = _numbers(options.targets, "--targets") if options.targets else []
-    from simfbo import studies
-
-    return studies.compare(methods, seeds, targets, options)
+    return comparison.plan(tree, {**overrides, "seed": seeds[0]}, names), seeds
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -309,7 +349,7 @@ def _range(text: str) -> tuple[str, tuple[float, float]]:
     try:
         low, high = map(float, span.split(".."))
     except ValueError:
-        raise UserError(f"--range takes KEY=LOW..HIGH, got '{text}'.") from None
+        raise UserError(f"--range takes KEY=LOW..HIGH, got '{plain(text)}'.") from None
     return key, (low, high)
 
 
@@ -323,18 +363,23 @@ def _whole_numbers(text: str, flag: str) -> list[int]:
     try:
         if ".." in text:
             low, high = map(int, text.split(".."))
+            if high - low >= _MOST_SEEDS:
+                raise UserError(f"{flag} takes up to {_MOST_SEEDS:,} numbers, got '{plain(text)}'.")
             return list(range(low, high + 1))
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{text}'.") from None
+        raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{plain(text)}'.") from None
 
 
 def _numbers(text: str, flag: str) -> list[float]:
     """Return the numbers in 0.9,0.95."""
     try:
-        return [float(part) for part in text.split(",")]
+        found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{text}'.") from None
+        found = []
+    if not found or not all(map(math.isfinite, found)):
+        raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{plain(text)}'.")
+    return found
 
 
 def _cost(options: argparse.Namespace) -> int:

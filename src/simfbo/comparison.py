@@ -4,7 +4,6 @@ Runs of one seed share data, partition and initial point, whatever the method: a
 from the task's settings and the seed alone.
 """
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from simfbo.algorithm_config import ALGORITHMS
-from simfbo.config import RunConfig, checked
+from simfbo.complaints import brief, dotted, plain
+from simfbo.config import RunConfig, checked, copied
 from simfbo.errors import UserError
 from simfbo.history import History
 from simfbo.sweep import Job
@@ -35,7 +35,7 @@ def plan(
     Returns:
         A configuration per method, alike in task and seed.
     """
-    shared = copy.deepcopy(tree)
+    shared = copied(tree)
     methods = shared.pop("methods", None)
     if methods is None:
         methods = {name: {"algorithm": {"name": name}} for name in names or ALGORITHMS}
@@ -43,22 +43,40 @@ def plan(
         raise UserError("'methods' must hold a table for each method, as [methods.fednest].")
     unknown = [name for name in names or () if name not in methods]
     if unknown:
-        raise UserError(f"There is no method '{unknown[0]}': there are {', '.join(methods)}.")
+        known = plain(", ".join(methods), 150)
+        raise UserError(f"There is no method '{plain(unknown[0])}': there are {known}.")
     return {
         name: _method(name, shared, methods[name], overrides)
         for name in (names or methods)
     }  # fmt: skip
 
 
+def checked_seeds(found: Any) -> list[int]:
+    """Return the seeds of a comparison, if that is what they are."""
+    whole = isinstance(found, list) and all(
+        type(seed) is int and 0 <= seed < 2**32 for seed in found
+    )
+    if not whole or not found or len(set(found)) < len(found):
+        raise UserError(
+            "'seeds' must be a list of different whole numbers from 0 to 4294967295, got "
+            f"{brief(found)}."
+        )
+    return found
+
+
 def _method(name: str, shared: dict[str, Any], own: Any, overrides: Mapping[str, Any]) -> RunConfig:
     """Return the settings of one method."""
-    if not re.fullmatch(r"[\w .-]+", name):
-        raise UserError(f"'{name}' names a folder: use letters, digits, '.', '-' and '_' for it.")
+    if not re.fullmatch(r"[\w .-]{1,60}", name):
+        raise UserError(
+            f"'{plain(name)}' names a folder: use letters, digits, '.', '-' and '_' for it, up to "
+            "60 of them."
+        )
+    field = dotted(["methods", name])
     if not isinstance(own, dict):
-        raise UserError(f"'methods.{name}' must be a table of settings, got {own!r}.")
+        raise UserError(f"'{field}' must be a table of settings, got {brief(own)}.")
     if set(own) & set(_COMMON):
         key = next(key for key in _COMMON if key in own)
-        raise UserError(f"'methods.{name}.{key}' is no setting: all methods share the {key}.")
+        raise UserError(f"'{field}.{key}' is no setting: all methods share the {key}.")
     if "algorithm" in shared:
         raise UserError("'algorithm' is each method's own: put it into a table [methods.NAME].")
     try:

@@ -5,43 +5,60 @@ once. `simfbo.build` turns a configuration into the objects of a run.
 """
 
 import copy
-import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
 from simfbo.algorithm_config import (
-    ALGORITHMS,
-    MODELS,
     SAMPLING,
     Absent,
     AlgorithmConfig,
+    Count,
     Positive,
     SimFBOConfig,
-    StepsConfig,
     Strict,
 )
+from simfbo.complaints import brief, dotted, plain, sentence
 from simfbo.errors import UserError
-from simfbo.safety_config import AggregationConfig, ChannelsConfig, GateConfig, PrivacyConfig
+from simfbo.safety_config import AggregationConfig, GateConfig, PrivacyConfig
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Dimension = Annotated[int, Field(gt=0, le=100_000)]
+Clients = Annotated[int, Field(gt=0, le=1_000_000)]
+LocalSteps = Annotated[int, Field(gt=0, le=1000)]
+_NUMBERS = 10**9  # that an array may hold: eight gigabytes
+_MOST_CHAINS = 10_000  # clients of a FedMBO round
+_DEEPEST = 10  # tables in tables
+_LONGEST = 20_000_000  # characters of a file: a million clients' local steps
 
 
 class QuadraticConfig(Strict):
     """A random quadratic with a closed form."""
 
     name: Literal["quadratic"]
-    clients: PositiveInt = 10
-    dim_x: PositiveInt = 4
-    dim_y: PositiveInt = 5
-    heterogeneity: float = Field(1.0, ge=0)
-    samples: PositiveInt = 1
-    noise: float = Field(0.0, ge=0)
-    batch_size: Annotated[PositiveInt | None, Absent] = None
+    clients: Clients = 10
+    dim_x: Dimension = 4
+    dim_y: Dimension = 5
+    heterogeneity: Spread = 1.0
+    samples: Count = 1
+    noise: Spread = 0.0
+    batch_size: Annotated[Dimension | None, Absent] = None
+
+    @model_validator(mode="after")
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> "QuadraticConfig":
+        each = max(self.dim_x, self.dim_y) ** 2
+        if self.clients * self.samples * each > _NUMBERS:
+            raise ValueError(
+                "clients times samples times the square of the larger dimension must not exceed "
+                f"{_NUMBERS:,}"
+            )
+        return self
 
 
 class HyperRepresentationConfig(Strict):
@@ -54,13 +71,13 @@ class HyperRepresentationConfig(Strict):
     name: Literal["hyper-representation"]
     dataset: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits"
     model: Literal["mlp", "cnn"] = "mlp"
-    hidden: PositiveInt = 200
-    clients: PositiveInt
+    hidden: Dimension = 200
+    clients: Clients
     partition: Literal["iid", "shards", "dirichlet"] = "iid"
-    shards_per_client: PositiveInt = 2
+    shards_per_client: Clients = 2
     alpha: Positive = 0.5
     upper_share: Annotated[float, Field(gt=0, lt=1)]
-    batch_size: Annotated[PositiveInt | None, Absent] = 64
+    batch_size: Annotated[Dimension | None, Absent] = 64
     regularisation: Positive = 1e-3
 
     @model_validator(mode="before")
@@ -85,7 +102,7 @@ class SamplingConfig(Strict):
     """Who takes part in a round; left out, `size` is 10, or all where there are fewer."""
 
     kind: Literal["everyone", "without-replacement", "with-replacement"] = "without-replacement"
-    size: PositiveInt | None = None
+    size: Clients | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplingConfig":
@@ -97,9 +114,12 @@ class SamplingConfig(Strict):
 class LocalWorkConfig(Strict):
     """How much each client does: `tau`, or `low` and `high` for a uniform draw."""
 
-    tau: PositiveInt | list[PositiveInt] = 1
-    low: PositiveInt | None = None
-    high: PositiveInt | None = None
+    tau: Annotated[
+        Annotated[LocalSteps, Tag("all")] | Annotated[list[LocalSteps], Tag("each")],
+        Discriminator(lambda value: "each" if isinstance(value, list) else "all"),
+    ] = 1
+    low: LocalSteps | None = None
+    high: LocalSteps | None = None
     every_round: bool = False
     optimiser: Literal["sgd", "proximal", "momentum"] = "sgd"
     strength: Fraction = 0.0
@@ -116,6 +136,10 @@ class LocalWorkConfig(Strict):
             raise ValueError("proximal and momentum need a strength above 0, sgd takes none")
         return self
 
+    def most(self) -> int:
+        """Return the largest number of local steps that a client may take."""
+        return self.high or (max(self.tau, default=1) if isinstance(self.tau, list) else self.tau)
+
 
 class RunConfig(Strict):
     """Everything a run depends on; left out, `every` makes about 20 evaluations."""
@@ -128,8 +152,8 @@ class RunConfig(Strict):
     aggregation: AggregationConfig = AggregationConfig()
     privacy: PrivacyConfig | None = None
     engine: Literal["simulated", "debug"] = "simulated"
-    rounds: PositiveInt = 500
-    every: PositiveInt | None = None
+    rounds: Count = 500
+    every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
 
     @model_validator(mode="before")
@@ -138,10 +162,11 @@ class RunConfig(Strict):
         """Return the settings with SimFBO for a missing name, and the method's own sampling."""
         if not isinstance(values, dict):
             return values
+        _refuse_other_names(values)
         algorithm, who = values.get("algorithm", {}), values.get("sampling", {})
         if isinstance(algorithm, dict):
             algorithm = {"name": "simfbo", **algorithm}
-            kind = SAMPLING.get(str(algorithm["name"]))
+            kind = SAMPLING.get(algorithm["name"])
             if kind and isinstance(who, dict) and (kind != "everyone" or who.get("size") is None):
                 values = {**values, "sampling": {"kind": kind, **who}}
             values = {**values, "algorithm": algorithm}
@@ -152,12 +177,31 @@ class RunConfig(Strict):
         if self.privacy is None:
             return self
         if self.algorithm.name not in ONE_EXCHANGE:
-            raise ValueError(f"privacy is accounted for {', '.join(ONE_EXCHANGE)} only")
+            raise ValueError(f"'privacy' is accounted for {', '.join(ONE_EXCHANGE)} only")
         if self.sampling.kind == "with-replacement":
-            raise ValueError("privacy needs sampling without replacement, or everyone")
+            raise ValueError("'privacy' needs sampling without replacement, or everyone")
         if {self.aggregation.x, self.aggregation.y, self.aggregation.v} != {"mean"}:
-            raise ValueError("privacy is accounted for the mean only: leave aggregation out")
+            raise ValueError("'privacy' is accounted for the mean only: leave 'aggregation' out")
         return self
+
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> "RunConfig":
+        if self.task.clients * self.local_work.most() > _NUMBERS // 10:
+            raise ValueError(
+                f"'task.clients' times the most local steps must not exceed {_NUMBERS // 10:,}: "
+                "lower one of them"
+            )
+        if self.algorithm.name == "fedmbo" and self._cohort() > _MOST_CHAINS:
+            raise ValueError(
+                f"'sampling.size' must not exceed {_MOST_CHAINS:,} for fedmbo, which holds a "
+                f"square of it, got {self._cohort()}"
+            )
+        return self
+
+    def _cohort(self) -> int:
+        """Return how many clients take part in a round."""
+        everyone = self.sampling.kind == "everyone"
+        return self.task.clients if everyone else self.sampling.size or 10
 
 
 def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -175,13 +219,47 @@ def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
 
 def checked(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
     """Return the configuration in nested dictionaries, with dotted keys on top."""
-    tree = copy.deepcopy(tree)
+    tree = copied(tree)
     for key, value in overrides.items():
         _put(tree, key, value)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_sentence(error)) from None
+        chosen = {"task": _name(tree, "task", ""), "algorithm": _name(tree, "algorithm", "simfbo")}
+        raise UserError(sentence(error, RunConfig, chosen)) from None
+
+
+def copied(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested dictionaries, after a check that no function has to dig deep."""
+    for key, value in tree.items():
+        level, depth = [value], 0
+        while level := [inner for outer in level for inner in _inside(outer)]:
+            depth += 1
+            if depth > _DEEPEST:
+                raise UserError(f"'{dotted([key])}' is nested too deeply: no setting lies so deep.")
+    return copy.deepcopy(tree)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return what a table or a list holds."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _refuse_other_names(tree: dict[str, Any]) -> None:
+    """Raise where a task or an algorithm has a name that is no text."""
+    for table in ("task", "algorithm"):
+        match tree.get(table):
+            case {"name": name} if not isinstance(name, str):
+                raise ValueError(
+                    f"'{table}.name' is wrong: input should be a valid string, got {brief(name)}"
+                )
+
+
+def _name(tree: dict[str, Any], table: str, default: str) -> str:
+    """Return the name that stands in a table."""
+    found = tree.get(table)
+    name = found.get("name", default) if isinstance(found, dict) else default
+    return name if isinstance(name, str) else default
 
 
 def as_toml(config: RunConfig) -> str:
@@ -213,21 +291,33 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"'{text}' is no setting: write KEY=VALUE, as in task.clients=50.")
+        raise UserError(f"'{plain(text)}' is no setting: write KEY=VALUE, as in task.clients=50.")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):  # no TOML, too many digits, too deep
         return key.strip(), value.strip()
+    return key.strip(), found["value"] if len(found) == 1 else value.strip()
 
 
 def read(file: Path) -> dict[str, Any]:
     """Return a TOML file as nested dictionaries."""
+    name = plain(str(file), 1000)
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open(encoding="utf-8-sig") as stream:
+            text = stream.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise UserError(f"{name} is too long for a configuration: give another file.")
+        return tomllib.loads(text)
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not valid TOML: save it as UTF-8 text.") from None
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply: no setting lies so deep.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name} is not valid TOML: {plain(str(error), 150)}.") from None
+    except ValueError:  # Python converts no integers of thousands of digits
+        raise UserError(f"{name} holds a number of too many digits: write a smaller one.") from None
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -236,45 +326,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
-            raise UserError(f"'{key}' cannot be set: '{parent}' is a value, not a table.")
+            raise UserError(
+                f"'{dotted(key.split('.'))}' cannot be set: '{dotted([parent])}' is a value, not a "
+                "table."
+            )
     tree[last] = value
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first complaint as one sentence that names the field."""
-    first = error.errors()[0]
-    parts = [str(part) for part in first["loc"] if part not in (*TASKS, *ALGORITHMS)]
-    place = [part for part in parts if "constrained-int" not in part]
-    field = ".".join(place) or "configuration"
-    if first["type"] == "extra_forbidden":
-        return f"'{field}' is no setting.{_suggestion(place[-1], first['loc'])}"
-    if first["type"] == "missing":
-        return f"'{field}' is missing from the configuration."
-    if first["type"] == "union_tag_not_found":
-        return f"'{field}.name' is missing from the configuration."
-    if first["type"] == "union_tag_invalid":
-        known = " or ".join(ALGORITHMS if field == "algorithm" else TASKS)
-        return f"'{field}.name' is wrong: use {known}, got {first['input']['name']!r}."
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "model_type":
-        message = "Input should be a table of settings"
-    return f"'{field}' is wrong: {message[0].lower()}{message[1:]}, got {first['input']!r}."
-
-
-def _suggestion(key: str, place: tuple) -> str:
-    """Return ' Did you mean ...?' where a known key is close; what there is, of an algorithm."""
-    own = [model for model in MODELS if place[0] == "algorithm" and place[1] in _names(model)]
-    models = own or (RunConfig, QuadraticConfig, HyperRepresentationConfig, SamplingConfig,
-                     LocalWorkConfig, GateConfig, AggregationConfig, PrivacyConfig,
-                     ChannelsConfig)  # fmt: skip
-    known = sorted({name for model in (*models, StepsConfig) for name in model.model_fields})
-    close = [match for match in difflib.get_close_matches(key, known, 2) if match != key][:1]
-    if close:
-        return f" Did you mean '{close[0]}'?"
-    others = [name for model in own for name in model.model_fields if name != "name"]
-    return f" The settings of {place[1]} are {', '.join(sorted(others))}." if others else ""
-
-
-def _names(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the algorithms that a model describes."""
-    return get_args(model.model_fields["name"].annotation)

@@ -30,18 +30,18 @@ class History:
     Attributes:
         header: algorithm, seed, rounds, configuration and versions.
         records: one dictionary per evaluation: `round`, what was sent, `seconds`, the metrics.
-        refusals: one dictionary per reply that was not counted: `round`, `exchange`, `work`,
-            `client` and `reason`.
         end: how it ended: `status` is finished, interrupted, diverged or starved (too few replies
             were left), with a `reason` for the last two; None if it was killed.
         state: the algorithm's last state; None in a history loaded from disk.
+        refusals: one dictionary per reply that was not counted: `round`, `exchange`, `work`,
+            `client` and `reason`.
     """
 
     header: dict[str, Any]
     records: list[dict[str, Any]] = field(default_factory=list)
-    refusals: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     state: Any = None
+    refusals: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: str | Path) -> "History":

@@ -130,7 +130,16 @@ def _tables(rule: LocalRule, tau_max: int) -> tuple[np.ndarray, np.ndarray]:
     taus = range(tau_max + 1)
     full = np.asarray(rule.steps[:tau_max] or np.ones(tau_max))
     steps = np.stack([np.where(np.arange(tau_max) < tau, full, 0.0) for tau in taus])
-    return steps, np.array([effective(rule, tau).sum() for tau in taus])
+    return steps, _norms(rule, full)
+
+
+def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
+    """Return ||a||_1 for every tau: q of the recursion on top, all directions being one."""
+    norms, m = [0.0], 0.0
+    for step in steps:
+        m = rule.momentum * m + step
+        norms.append(rule.keep * norms[-1] + m)
+    return np.array(norms)
 
 
 def effective(rule: LocalRule, tau: int) -> np.ndarray:

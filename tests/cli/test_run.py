@@ -251,7 +251,7 @@ def test_or_digits_hides_no_mistake_on_digits(simfbo):
         (("--config", "no.toml"), "no.toml cannot be read: No such file or directory."),
         (
             ("quadratic", "--set", "task.client=3"),
-            "'task.client' is no setting. Did you mean 'clients'?",
+            "'task.client' is no setting. Did you mean 'task.clients'?",
         ),
         (("quadratic", "--set", "x"), "'x' is no setting: write KEY=VALUE, as in task.clients=50."),
         (("quadratic", "--tau", "1,2"), "2 numbers of local steps are given for 10 clients."),
@@ -291,11 +291,18 @@ def test_no_command(simfbo):
     assert out.startswith("usage: simfbo [-h] COMMAND ...")
 
 
-def test_a_flag_that_is_none(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["run", "quadratic", "--rounds", "many"])
-    assert caught.value.code == 2
-    assert "argument --rounds: invalid int value: 'many'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--rounds", "many"), "--rounds: give a whole number, got 'many'."),
+        (("--rounds", "9" * 5000), f"--rounds: give a whole number, got '{66 * '9'}...{9 * '9'}'."),
+        (("--rounds",), "--rounds: expected one argument."),
+        (("--round\n=3",), "'--round\\n=3' is no flag: see simfbo COMMAND --help."),
+        (("--tau", "1\n2"), "--tau takes 5, 1..10 or 1,2,3; got '1\\n2'."),
+    ],
+)
+def test_a_flag_that_is_none(simfbo, arguments, sentence):
+    assert simfbo("run", "quadratic", *arguments) == (2, "", f"simfbo: {sentence}\n")
 
 
 def test_help_is_light(tmp_path):

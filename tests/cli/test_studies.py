@@ -86,12 +86,20 @@ def test_a_run_that_fails_in_a_worker_is_one_sentence(simfbo):
     [
         (("compare",), "Name a task: quadratic or hyper-representation; or give --config FILE."),
         ((*COMPARE, "--seeds", "a"), "--seeds takes 0..2 or 0,5,7; got 'a'."),
-        ((*COMPARE, "--seeds", "1,1"), "'seeds' must be a list of different numbers, got [1, 1]."),
+        (
+            (*COMPARE, "--seeds", "1,1"),
+            "'seeds' must be a list of different whole numbers from 0 to 4294967295, got [1, 1].",
+        ),
+        (
+            (*COMPARE, "--seeds", "0..99999999999"),
+            "--seeds takes up to 10,000 numbers, got '0..99999999999'.",
+        ),
         (
             (*COMPARE, "--set", "seed=3"),
             "Say 'seeds' in place of 'seed': a comparison takes a list of them.",
         ),
         ((*COMPARE, "--targets", "x"), "--targets takes numbers as 0.9,0.95; got 'x'."),
+        ((*COMPARE, "--targets", "nan"), "--targets takes numbers as 0.9,0.95; got 'nan'."),
         ((*COMPARE, "--methods", "simfbo", "--jobs", "0"), "--jobs must be at least 1, got 0."),
         (
             (*COMPARE, "--methods", "fednets"),
