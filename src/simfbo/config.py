@@ -50,7 +50,6 @@ class QuadraticConfig(Strict):
     batch_size: Annotated[Dimension | None, Absent] = None
 
     @model_validator(mode="after")
-    @model_validator(mode="after")
     def _fits_into_memory(self) -> "QuadraticConfig":
         each = max(self.dim_x, self.dim_y) ** 2
         if self.clients * self.samples * each > _NUMBERS:

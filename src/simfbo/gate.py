@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.complaints import brief
 from simfbo.problem import PyTree
 
 
@@ -179,7 +180,7 @@ def mismatch(arrays: Any, like: PyTree) -> str | None:
     if missing := [name for name in expected if name not in arrays]:
         return f"left out {missing[0] or 'its array'}"
     if extra := [name for name in arrays if name not in expected]:
-        return f"sent {str(extra[0])[:40]!r}, which was not asked for"
+        return f"sent {brief(extra[0])}, which was not asked for"
     for name, leaf in expected.items():
         found = arrays[name]
         if not isinstance(found, np.ndarray | jax.Array):
@@ -208,7 +209,7 @@ def _stray(reply: Any, asked: Asked, place: int | None, senders: Counter[Sender]
     if place is None:
         return "was not asked"
     if not _is_timely(reply, asked):
-        return f"answered exchange {str(reply.exchange)[:20]}, not {asked.number}"
+        return f"answered exchange {brief(reply.exchange)}, not {asked.number}"
     # Which of them came first must not matter, so none counts.
     return "replied more than once" if senders[_sender(reply)] > 1 else None
 
@@ -230,7 +231,8 @@ def _sender(reply: Any) -> Sender:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and abs(int(value)) < 2**63
 
 
 def _places(ids: np.ndarray) -> list[Sender]:
