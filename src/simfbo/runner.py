@@ -147,6 +147,7 @@ def _go(job: _Job, at: Progress, seed: int) -> History:
         end = _starved(error, at.round + 1)
         if end["status"] == "starved":
             journal.save(at)
+        journal.add("refusal", *_refused(job, at.round + 1))
         _look(job, at)
     except _Diverged as error:
         at, end = error.args
@@ -165,8 +166,7 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
     state = job.algorithm.round(at.state, job.federation, key) if t else at.state
     norms = _norms(_variables(state))
     wall, cpu = _clocks()
-    refusals = [{"round": t, **refusal._asdict()} for refusal in job.federation.refusals]
-    job.federation.refusals.clear()
+    refusals = _refused(job, t)
     after = Progress(
         t,
         state,
@@ -184,6 +184,13 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
         if end := _not_finite(record):
             raise _Diverged(after, end)
     return after, record
+
+
+def _refused(job: _Job, t: int) -> list[dict[str, Any]]:
+    """Return the refusals of iteration t, and take them from the federation's list."""
+    refusals = [{"round": t, **refusal._asdict()} for refusal in job.federation.refusals]
+    job.federation.refusals.clear()
+    return refusals
 
 
 def _look(job: _Job, at: Progress) -> None:

@@ -111,13 +111,10 @@ def _config(tree: Any) -> RunConfig:
 
 
 def _write_down(directory: Path, asked: Mapping[str, Any]) -> None:
-    """Write what was asked for into the folder; refuse a folder in which something else was."""
-    file, text = directory / _FILE, json.dumps(asked, indent=1)
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise UserError(f"{directory} holds a study with other settings: choose another folder.")
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    """Write what was asked for into the folder, so that `--resume` finds it."""
+    temporary = directory / f"{_FILE}.tmp"
+    temporary.write_text(json.dumps(asked, indent=1), encoding="utf-8")
+    temporary.replace(directory / _FILE)
 
 
 def _asked(directory: Path, study: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Light on purpose: JAX is imported in the workers only.
 """
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from simfbo.tasks import Task
 
 OnProgress = Callable[[int, int], None]
+_OVER = ("finished", "diverged")  # what a run is not taken up again after
 _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
 
 
@@ -67,7 +69,7 @@ def _ended(job: Job) -> History | None:
         raise UserError(
             f"{job.directory} holds a run with other settings: choose another output folder."
         )
-    return history if (history.end or {}).get("status") in ("finished", "diverged") else None
+    return history if (history.end or {}).get("status") in _OVER else None
 
 
 def _load(job: Job) -> History | None:
@@ -112,7 +114,7 @@ def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
         if codes and codes[0] < 0:
             raise UserError(
                 f"A worker process was killed by signal {-codes[0]}, perhaps for want of memory: "
-                "try --jobs 1. Given the same --output, what had finished is kept."
+                "try --jobs 1. With --resume, everything goes on from the last checkpoints."
             )
         if codes:
             raise UserError(
@@ -131,15 +133,24 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     from simfbo.build import keep_compilations
 
     keep_compilations()
-    for job in iter(todo.get, None):
-        try:
-            if (run_job(job, data_dir).end or {}).get("status") == "interrupted":
+    with contextlib.suppress(KeyboardInterrupt):
+        for job in iter(todo.get, None):
+            if not _do(job, done, data_dir):
                 return
-            done.put(None)
-        except UserError as error:
-            done.put(error)
-        except Exception as error:
-            done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
+
+
+def _do(job: Job, done: Any, data_dir: Path | None) -> bool:
+    """Run one job and say how it went; return whether there is time for another."""
+    try:
+        history = run_job(job, data_dir)
+        if (history.end or {}).get("status") == "interrupted":
+            return False
+        done.put(None)
+    except UserError as error:
+        done.put(error)
+    except Exception as error:
+        done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
+    return True
 
 
 def _end_with_the_parent() -> None:
@@ -180,6 +191,6 @@ def _progress(job: Job) -> int:
     history = _load(job)
     if history is None:
         return 0
-    if history.end is not None:
+    if (history.end or {}).get("status") in _OVER:
         return job.config.rounds
     return history.records[-1]["round"] if history.records else 0

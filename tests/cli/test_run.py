@@ -1,5 +1,6 @@
 """`simfbo run`, and what holds for every command: files, numbers, sentences and exit codes."""
 
+import json
 import os
 import re
 import signal
@@ -27,7 +28,9 @@ DIGITS = (
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    """Return the files of a folder but its checkpoints."""
+    found = {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {name: data for name, data in found.items() if not name.startswith("checkpoint-")}
 
 
 # run
@@ -66,7 +69,10 @@ def test_run_writes_everything_and_never_over_another(simfbo):
 
     code, out, err = simfbo(*RUN, "--output", str(first), "--seed", "5")
     assert (code, out) == (2, "\n")
-    assert err == f"simfbo: {first} already holds a run: choose another output folder.\n"
+    assert err == (
+        f"simfbo: {first} already holds a run: choose another output folder, or go on with it: "
+        f"simfbo run --resume {first}.\n"
+    )
     assert content(first) == before
 
     code, out, err = simfbo("report", str(first), str(second), "--output", "both")
@@ -99,22 +105,50 @@ def test_run_on_digits(simfbo):
 def test_interrupted(simfbo, monkeypatch):
     watched = commands.run_config
 
-    def interrupted(config, task, directory, on_round):
+    def interrupted(config, task, directory, on_round, *rest):
         def stop(t, record):
             on_round(t, record)
             if t == 1:
                 raise KeyboardInterrupt
 
-        return watched(config, task, directory, stop)
+        return watched(config, task, directory, stop, *rest)
 
     monkeypatch.setattr(commands, "run_config", interrupted)
     code, _, err = simfbo(*RUN, "--output", "it")
-    assert (code, err) == (130, "")
+    assert (code, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
     history = History.load("it")
     assert history.end == {"status": "interrupted"}
     assert history.column("round") == [0, 1]
     assert set(content(Path("it"))) == FILES
     assert "interrupted after 1 of 3 iterations." in Path("it/summary.txt").read_text()
+    assert Path("it/checkpoint-0000000001.npz").exists()
+    monkeypatch.setattr(commands, "run_config", watched)
+    code, out, err = simfbo("run", "--resume", "it", "--quiet")
+    assert (code, err) == (0, "")
+    assert "finished after 3 of 3 iterations." in out
+    assert simfbo(*RUN, "--output", "whole")[0] == 0
+    states = [np.load(Path(name) / "checkpoint-0000000003.npz") for name in ("it", "whole")]
+    for name in states[0].files:
+        if name != "manifest":
+            np.testing.assert_array_equal(states[0][name], states[1][name])
+    assert same_but_clocks("it", "whole")
+    code, out, err = simfbo("run", "--resume", "it")
+    assert (code, err) == (0, "")
+    assert out == "it has finished: nothing is left to do.\n"
+
+
+def same_but_clocks(a, b):
+    """Return whether two histories agree in all but what the clock says."""
+    clocks = ("seconds", "cpu_seconds")
+    first, second = History.load(a), History.load(b)
+    return (
+        all(
+            {k: v for k, v in r.items() if k not in clocks}
+            == {k: v for k, v in s.items() if k not in clocks}
+            for r, s in zip(first.records, second.records, strict=True)
+        )
+        and first.end == second.end
+    )
 
 
 def test_interrupted_before_the_first_evaluation(simfbo, monkeypatch):
@@ -126,7 +160,7 @@ def test_interrupted_before_the_first_evaluation(simfbo, monkeypatch):
         commands, "build_task", lambda *given: build(*given)._replace(evaluate=evaluate)
     )
     code, out, err = simfbo(*RUN, "--output", "it")
-    assert (code, err) == (130, "")
+    assert (code, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
     assert "The run ended before its first evaluation." in out
     assert History.load("it").end == {"status": "interrupted"}
     assert History.load("it").records == []
@@ -171,7 +205,7 @@ def test_a_real_ctrl_c(tmp_path):
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
     assert ": interrupted after " in out
     history = History.load(tmp_path / "it")
     assert history.end == {"status": "interrupted"}
@@ -188,16 +222,100 @@ def test_diverged(simfbo):
     )
     code, out, err = simfbo(*RUN, "--rounds", "50", "--output", "it", *steps)
     assert code == 1
-    assert err == (
-        "simfbo: a metric is not finite: try smaller steps, as --set algorithm.server.x=0.01, or "
-        "simfbo tune.\n"
+    first, second = err.splitlines()
+    assert re.fullmatch(
+        r"simfbo: diverged in round 1: the norm of [xyv] is \S+ after round 1, the limit \S+; "
+        r"client \d sent the largest message. Smaller steps for [xyv] often help.",
+        first,
     )
-    assert "SimFBO on quadratic (3 clients): diverged after " in out
+    sentence = "simfbo: try smaller steps, as --set algorithm.server.x=0.01, or simfbo tune."
+    assert second == sentence
+    assert "SimFBO on quadratic (3 clients): diverged after 1 of 50 iterations" in out
     history = History.load("it")
-    assert history.end == {"status": "diverged"}
-    assert not np.isfinite(history.records[-1]["x_error"])
-    assert len(history.records) < 10
+    assert (history.end["status"], history.end["round"]) == ("diverged", 1)
+    assert len(history.records) == 2
     assert set(content(Path("it"))) == FILES
+    code, out, err = simfbo("run", "--resume", "it")
+    assert (code, err) == (1, first + "\n")
+    assert out == "it has diverged: nothing is left to do.\n"
+
+
+def test_starved(simfbo):
+    flags = ("--set", "gate.drop_out=0.99", "--rounds", "30", "--output", "it", "--quiet")
+    code, out, err = simfbo(*RUN, *flags)
+    assert code == 1
+    assert "starved after " in out
+    assert "replies of 3 clients did not count" in out
+    first, second = err.splitlines()
+    assert "replies to 'simfbo_step' count: client 0 did not reply." in first
+    assert second == "simfbo: to go on: simfbo run --resume it"
+    assert History.load("it").end["status"] == "starved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--resume", "no"), "No run is at no: give a folder that `simfbo run` wrote."),
+        (("quadratic", "--resume", "it"), "leave TASK out."),
+        (("--resume", "it", "--rounds", "9"), "leave --rounds out."),
+        (("--resume", "it", "--set", "seed=3"), "leave --set out."),
+        (("--resume", "it", "--output", "b"), "leave --output out."),
+    ],
+)
+def test_resume_takes_no_settings(simfbo, arguments, sentence):
+    code, out, err = simfbo("run", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("simfbo: ")
+    assert err.endswith(sentence + "\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("default:.*is damaged")
+def test_resume_after_damage(simfbo):
+    simfbo(*RUN, "--output", "it", "--quiet", "--checkpoint-seconds", "0")
+    file = Path("it/history.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))  # killed just before its end
+    newest, older = (Path(f"it/checkpoint-000000000{t}.npz") for t in (3, 2))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    code, _, err = simfbo("run", "--resume", "it", "--quiet")
+    told = "is damaged (its digest is wrong); the one before it is used."
+    assert (code, err) == (0, f"simfbo: {newest} {told}\n")
+    assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == [
+        json.loads(line)["kind"] for line in lines
+    ]
+    file.write_bytes(b"".join(lines[:-1]))
+    for damaged in (newest, older):
+        damaged.write_bytes(b"\0" * 100)
+    code, _, err = simfbo("run", "--resume", "it", "--quiet")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("simfbo: No checkpoint in it is sound")
+
+
+def test_epsilon_stands_beside_the_metrics(simfbo):
+    code, out, _ = simfbo(*RUN, "--quiet", "--output", "it", "--set", "privacy.noise.x=5")
+    assert code == 0
+    assert re.search(r"v error \S+, epsilon \d+", out)
+    spent = History.load("it").column("epsilon")
+    assert spent[0] == 0 < spent[1] < spent[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["algorithm.name=fednest", "privacy.delta=0.1"], "'privacy' is accounted for simfbo"),
+        (["sampling.kind=with-replacement", "privacy.delta=0.1"], "'privacy' needs sampling"),
+        (["aggregation.x=median", "privacy.delta=0.1"], "'privacy' is accounted for the mean"),
+        (["gate.min_replies=4"], "'gate.min_replies' is 4, but only 3 are asked."),
+        (["gate.max_nrm=4"], "'gate.max_nrm' is no setting. Did you mean 'gate.max_norm'?"),
+        (["aggregation.x=mode"], "'aggregation.x' is wrong: input should be 'mean', 'median'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(simfbo, settings, sentence):
+    flags = [part for setting in settings for part in ("--set", setting)]
+    code, _, err = simfbo(*RUN, *flags)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"simfbo: {sentence}")
 
 
 def stop(*given):

@@ -26,7 +26,7 @@ def test_compare(simfbo):
     assert out.startswith("2 methods x 2 seeds into out\n")
     assert out.endswith("Table, figures and page are in out\n")
     names = [f"{name}-seed{seed}" for seed in (0, 2) for name in ("simfbo", "fednest")]
-    files = ["figure.png", "figure.svg", "report.html", "table.md"]
+    files = ["figure.png", "figure.svg", "report.html", "study.json", "table.md"]
     assert sorted(os.listdir("out")) == sorted(names + files)
     histories = {name: History.load(f"out/{name}") for name in names}
     for seed in (0, 2):
@@ -54,6 +54,13 @@ def test_compare(simfbo):
     after = stamps("out")
     assert len(after) == 6
     assert {p for p in before if before[p] != after[p]} == {torn}
+    table = Path("out/table.md").read_text()
+    torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
+    code, _, err = simfbo("compare", "--resume", "out", "--quiet")
+    assert (code, err) == (0, "")
+    assert [row.split(" | ")[:4] for row in Path("out/table.md").read_text().splitlines()] == [
+        row.split(" | ")[:4] for row in table.splitlines()
+    ]
     again = History.load("out/simfbo-seed0")
     assert again.column("x_error") == histories["simfbo-seed0"].column("x_error")
     code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "0")
@@ -131,6 +138,15 @@ def test_tune_prints_a_winner_that_runs(simfbo):
     assert best == load(Path("out/best.toml"), {})
     assert best.algorithm.name == "memfbo"
     assert simfbo("run", "--config", "printed.toml", "--rounds", "2", "--quiet")[0] == 0
+    Path("out/best.toml").unlink()
+    code, again, err = simfbo("tune", "--resume", "out", "--quiet")
+    assert (code, err) == (0, "")
+    assert again.partition("# The best of them")[2] == out.partition("# The best of them")[2]
+    code, _, err = simfbo("compare", "--resume", "out")
+    assert (code, err) == (
+        2,
+        "simfbo: out is no folder that `simfbo compare` wrote: give one.\n",
+    )
 
 
 def test_a_metric_that_some_method_lacks(simfbo):
@@ -182,7 +198,7 @@ def test_a_killed_worker_is_one_sentence(tmp_path):
     assert process.returncode == 2
     assert err == (
         "simfbo: A worker process was killed by signal 9, perhaps for want of memory: try --jobs "
-        "1. Given the same --output, what had finished is kept.\n"
+        "1. With --resume, everything goes on from the last checkpoints.\n"
     )
 
 
@@ -199,5 +215,7 @@ def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "simfbo: interrupted; the same command with --output it goes on from here.\n"
+    assert err == "simfbo: interrupted; to go on: simfbo compare --resume it.\n"
     assert not grows(file)
+    last = int(max(file.parent.glob("checkpoint-*")).stem.removeprefix("checkpoint-"))
+    assert last >= max(History.load(file).column("round")) - 50  # saved when it was told to end
