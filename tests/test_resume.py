@@ -153,6 +153,29 @@ def test_damage_falls_back_to_the_one_before(whole, tmp_path, harm):
     assert lines(tmp_path) == lines(directory)
 
 
+def test_what_was_passed_over_is_not_found_again(tmp_path):
+    """After a fall-back, a later checkpoint that fits another history must not come back."""
+    with pytest.raises(Stop):
+        go(tmp_path, kill=9)
+    book = tmp_path / "history.jsonl"
+    book.write_bytes(book.read_bytes()[: load(files(tmp_path)[0]).manifest["written"] - 1])
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(Stop):
+        go(tmp_path, kill=8, resume=True, checkpoint_seconds=1e9)
+    assert [file.name for file in files(tmp_path)] == ["checkpoint-0000000007.npz"]
+
+
+def test_a_run_that_goes_on_cannot_be_resumed_beside(tmp_path):
+    def beside(t, record):
+        if t == 3:
+            with pytest.raises(UserError, match="is still going on, in another process"):
+                go(tmp_path, resume=True)
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(HEAVY, FEDERATIONS[SimulatedFederation], TASK.x0, TASK.y0, rounds=5, every=4, seed=5,
+            evaluate=TASK.evaluate, directory=tmp_path, on_round=beside)  # fmt: skip
+
+
 def test_ctrl_c_saves_first_and_the_last_look_is_no_duplicate(whole, tmp_path):
     history, directory = whole
     cut = go(tmp_path, kill=6, error=KeyboardInterrupt, checkpoint_seconds=1e9)

@@ -56,7 +56,7 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Mapping[str, Any]) 
     Returns:
         The file, on the disk when this returns.
     """
-    file = directory / f"checkpoint-{step:010d}.npz"
+    file = directory / _name(step)
     try:
         _write(file, encode(tree, manifest))
     except OSError as error:
@@ -92,6 +92,13 @@ def files(directory: Path) -> list[Path]:
     """Return the checkpoints of a folder, newest first."""
     found = [path for path in directory.glob("checkpoint-*.npz") if _NAME.fullmatch(path.name)]
     return sorted(found, reverse=True)
+
+
+def forget_after(directory: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which were passed over."""
+    for file in files(directory):
+        if file.name > _name(step):
+            file.unlink(missing_ok=True)
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -150,6 +157,10 @@ def restore(arrays: Mapping[str, np.ndarray], like: PyTree) -> Any:
         )
     leaves = [jnp.asarray(arrays[name]) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _name(step: int) -> str:
+    return f"checkpoint-{step:010d}.npz"
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:

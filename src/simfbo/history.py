@@ -105,6 +105,7 @@ class Writer:
                 f"simfbo run --resume {directory}."
             )
         self._file = (directory / FILE).open("ab")
+        _lock(self._file, directory)
         self._file.truncate(keep or 0)
         self._file.seek(0, os.SEEK_END)
 
@@ -135,6 +136,19 @@ class Writer:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _lock(file: IO[bytes], directory: Path) -> None:
+    """Take the history for this process alone, as long as it is open; the system lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"The run in {directory} is still going on, in another process.") from None
 
 
 def _strict(values: Any) -> Any:

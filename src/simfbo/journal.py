@@ -73,6 +73,7 @@ class Journal:
             return first
         progress, self.history = found
         self._writer = Writer(self._directory, keep=progress.written)
+        checkpoint.forget_after(self._directory, progress.round)
         self._saved_round = progress.round
         return progress
 
