@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.errors import UserError
-from simfbo.gate import names
+from simfbo.gate import as_arrays
 from simfbo.problem import PyTree
 
 KEPT = 2
@@ -58,7 +58,7 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Mapping[str, Any]) 
     """
     file = directory / _name(step)
     try:
-        _write(file, encode(tree, manifest))
+        put(file, encode(tree, manifest))
     except OSError as error:
         raise UserError(
             f"{file} could not be written ({error.strerror}): make room; the checkpoint before "
@@ -103,14 +103,35 @@ def forget_after(directory: Path, step: int) -> None:
 
 def remove_temporaries(directory: Path) -> None:
     """Remove what a writer that was killed has left."""
-    for path in directory.glob(".checkpoint-*.tmp"):
+    for path in directory.glob(".*.tmp"):
         path.unlink(missing_ok=True)
+
+
+def put(file: Path, data: bytes) -> None:
+    """Put a file in its place in one step, and on the disk: there is the old one or the new."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def encode(tree: PyTree, manifest: Mapping[str, Any]) -> bytes:
     """Return the bytes of a checkpoint file."""
-    arrays = {name: _storable(leaf) for name, leaf in _leaves(tree).items()}
-    kinds = {name: str(leaf.dtype) for name, leaf in _leaves(tree).items()}
+    leaves = as_arrays(tree)
+    arrays = {name: _storable(leaf) for name, leaf in leaves.items()}
+    kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
     text = json.dumps({**manifest, "format": FORMAT, "dtypes": kinds}, allow_nan=False)
     members = {_MANIFEST: np.frombuffer(text.encode(), np.uint8), **arrays}
     buffer = io.BytesIO()
@@ -147,7 +168,7 @@ def decode(data: bytes) -> Checkpoint:
 
 def restore(arrays: Mapping[str, np.ndarray], like: PyTree) -> Any:
     """Return the arrays in the structure of `like`; names, shapes and dtypes must agree."""
-    wanted = _leaves(like)
+    wanted = as_arrays(like)
     if list(wanted) != list(arrays) or any(
         (a.shape, a.dtype) != (arrays[n].shape, arrays[n].dtype) for n, a in wanted.items()
     ):
@@ -163,10 +184,6 @@ def _name(step: int) -> str:
     return f"checkpoint-{step:010d}.npz"
 
 
-def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
-    return dict(zip(names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
-
-
 def _storable(leaf: np.ndarray) -> np.ndarray:
     """Return an array whose dtype the npy format knows; bfloat16 and its like go as bytes."""
     return leaf.view(f"V{leaf.dtype.itemsize}") if leaf.dtype.kind == "V" else leaf
@@ -174,23 +191,3 @@ def _storable(leaf: np.ndarray) -> np.ndarray:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Put a file in its place in one step, and on the disk."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

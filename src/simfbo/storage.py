@@ -1,22 +1,23 @@
 """Variables on disk: plain npz, one array per leaf, named by its path."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from simfbo.checkpoint import put
 from simfbo.errors import UserError
+from simfbo.gate import as_arrays, names
 from simfbo.problem import PyTree
 
 
 def save_variables(file: Path, x: PyTree, y: PyTree) -> None:
     """Write x and y to an npz file, replacing it in one step."""
-    leaves = jax.tree.leaves_with_path({"x": x, "y": y})
-    temporary = file.with_name(file.name + ".tmp")
-    with open(temporary, "wb") as out:
-        np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves})  # pyright: ignore[reportArgumentType]
-    temporary.replace(file)
+    buffer = io.BytesIO()
+    np.savez(buffer, **as_arrays({"x": x, "y": y}))  # pyright: ignore[reportArgumentType]
+    put(file, buffer.getvalue())
 
 
 def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[Any, Any]:
@@ -32,8 +33,8 @@ def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[Any, Any]:
     """
     like = {"x": x, "y": y}
     with np.load(file, allow_pickle=False) as saved:
-        names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(like)]
-        if sorted(names) != sorted(saved.files):
+        wanted = names(like)
+        if sorted(wanted) != sorted(saved.files):
             raise UserError(f"{file} holds other variables than asked for: is it another task's?")
-        found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in names])
+        found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in wanted])
     return found["x"], found["y"]

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from simfbo import bands, comparison, report
+from simfbo.checkpoint import put
 from simfbo.commands import OUT, fresh, progress_bar
 from simfbo.config import RunConfig, as_toml
 from simfbo.errors import UserError
@@ -112,9 +113,7 @@ def _config(tree: Any) -> RunConfig:
 
 def _write_down(directory: Path, asked: Mapping[str, Any]) -> None:
     """Write what was asked for into the folder, so that `--resume` finds it."""
-    temporary = directory / f"{_FILE}.tmp"
-    temporary.write_text(json.dumps(asked, indent=1), encoding="utf-8")
-    temporary.replace(directory / _FILE)
+    put(directory / _FILE, json.dumps(asked, indent=1).encode())
 
 
 def _asked(directory: Path, study: str) -> dict[str, Any]:
