@@ -139,9 +139,10 @@ def test_what_cannot_be_read_is_damaged(tmp_path):
 
 def test_temporary_files_go(tmp_path):
     (tmp_path / ".checkpoint-0000000009.npz.tmp").write_bytes(b"half")
-    kept = save(tmp_path, 3, STATE, {})
-    checkpoint.remove_temporaries(tmp_path)
-    assert os.listdir(tmp_path) == [kept.name]
+    kept = [save(tmp_path, step, STATE, {}).name for step in (3, 4)]
+    (tmp_path / "checkpoint-0000000001.npz").write_bytes(b"killed before this was removed")
+    checkpoint.tidy(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == kept
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

@@ -55,7 +55,7 @@ def kill_one(directory: Path, step: int, wait: float) -> tuple[int, bool]:
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as pipe:
         steps = pipe.read()
-    torn = bool(list(directory.glob("*.tmp")))
+    torn = bool(list(directory.glob(".*.tmp")))
     return int.from_bytes(steps[-8:], "little") if steps else step, torn
 
 
@@ -64,15 +64,15 @@ def kills(directory: Path, count: int, rng: random.Random) -> dict[str, int]:
     step, lost, wrong, writing = 0, 0, 0, 0
     checkpoint.save(directory, step, state(step), {"step": step})
     for _ in range(count):
-        reported, torn = kill_one(directory, step, rng.uniform(0.0, 0.4))
+        reported, torn = kill_one(directory, step, rng.uniform(0.0, 0.6))
         writing += torn
-        checkpoint.remove_temporaries(directory)
+        checkpoint.tidy(directory)
         found = checkpoint.newest(directory, lambda one: one)
         assert found is not None
         step = int(found.manifest["step"])
         lost += step < reported
         wrong += any((found.arrays[f"['{k}']"] != v).any() for k, v in state(step).items())
-        wrong += bool(list(directory.glob("*.tmp"))) + (len(checkpoint.files(directory)) > 2)
+        wrong += len(os.listdir(directory)) > checkpoint.KEPT
     return {"kills": count, "while_writing": writing, "lost": lost, "wrong": wrong, "saved": step}
 
 

@@ -64,8 +64,7 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Mapping[str, Any]) 
             f"{file} could not be written ({error.strerror}): make room; the checkpoint before "
             "it is intact, and --resume goes on from there."
         ) from None
-    for old in files(directory)[KEPT:]:
-        old.unlink(missing_ok=True)
+    _keep_newest(directory)
     return file
 
 
@@ -101,10 +100,16 @@ def forget_after(directory: Path, step: int) -> None:
             file.unlink(missing_ok=True)
 
 
-def remove_temporaries(directory: Path) -> None:
+def tidy(directory: Path) -> None:
     """Remove what a writer that was killed has left."""
     for path in directory.glob(".*.tmp"):
         path.unlink(missing_ok=True)
+    _keep_newest(directory)
+
+
+def _keep_newest(directory: Path) -> None:
+    for old in files(directory)[KEPT:]:
+        old.unlink(missing_ok=True)
 
 
 def put(file: Path, data: bytes) -> None:

@@ -247,9 +247,16 @@ class Engine(ABC):
         """
         return cohort.weights.ndim == 1 and self.aggregators.need_stack(like)
 
-    def weights(self, cohort: Cohort, like: PyTree) -> np.ndarray:
-        """Return the weights by which messages like this are added."""
-        return np.eye(len(cohort.ids)) if self.stacks(cohort, like) else cohort.weights
+    def weights(self, cohort: Cohort, like: PyTree) -> tuple[np.ndarray, bool]:
+        """Return the weights of messages like this, and whether they stay apart or are added."""
+        if self.stacks(cohort, like):
+            return np.ones(len(cohort.ids)), True
+        own = np.diagonal(cohort.weights) if cohort.weights.ndim == 2 else np.zeros(0)
+        if len(own) == len(cohort.ids) and np.count_nonzero(cohort.weights) == np.count_nonzero(
+            own
+        ):
+            return own.copy(), True
+        return cohort.weights, False
 
     @abstractmethod
     def collect(
@@ -306,9 +313,10 @@ def part_for(payload: PyTree, place: Any) -> Any:
     return jax.tree.map(part, payload, is_leaf=_is_dealt)
 
 
-def sums_of_nothing(weights: Any, message: PyTree) -> Any:
+def sums_of_nothing(weights: Any, apart: bool, message: PyTree) -> Any:
     """Return zeros shaped like the weighted sums of messages such as this (it may be abstract)."""
-    return jax.tree.map(lambda a: jnp.zeros(weights.shape[1:] + a.shape, a.dtype), message)
+    first = weights.shape if apart else weights.shape[1:]
+    return jax.tree.map(lambda a: jnp.zeros(first + a.shape, a.dtype), message)
 
 
 def _is_dealt(part: Any) -> bool:

@@ -65,7 +65,7 @@ class Journal:
         """
         if self._directory is None:
             raise UserError("A run without a folder cannot be resumed: give its directory.")
-        checkpoint.remove_temporaries(self._directory)
+        checkpoint.tidy(self._directory)
         found = checkpoint.newest(self._directory, self._read(first))
         if found is None:
             self._writer = Writer(self._directory, keep=0)

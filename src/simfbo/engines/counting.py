@@ -32,7 +32,7 @@ class CountingFederation(Engine):
         like, size = jax.eval_shape(work, part_for(payload, 0), client), len(cohort.ids)
         squares = np.zeros((size, len(jax.tree.leaves(like))))
         exchange = Exchange(self.ask(work, cohort, like), np.ones(size, bool), squares, [])
-        return sums_of_nothing(self.weights(cohort, like), like), exchange
+        return sums_of_nothing(*self.weights(cohort, like), like), exchange
 
 
 def cost(

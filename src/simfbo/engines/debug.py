@@ -58,16 +58,21 @@ class DebugFederation(Engine):
         ]
         found, squares, refusals = admit(self.wire(replies), asked, self.gate)
         admitted = np.array([message is not None for message in found])
-        sums = _sums(self.weights(cohort, like), found, like)
+        sums = _sums(*self.weights(cohort, like), found, like)
         return sums, Exchange(asked, admitted, squares, refusals)
 
 
-def _sums(weights: np.ndarray, messages: list[Any], like: PyTree) -> Any:
-    """Return the weighted sums of the messages there are."""
-    total = sums_of_nothing(weights, like)
-    for w, message in zip(weights, messages, strict=True):
-        if message is not None:
-            total = trees.add_weighed(total, w, message)
+def _sums(weights: np.ndarray, apart: bool, messages: list[Any], like: PyTree) -> Any:
+    """Return the weighted sums of the messages there are, or each by itself."""
+    total = sums_of_nothing(weights, apart, like)
+    for j, message in enumerate(messages):
+        if message is None:
+            continue
+        if apart:
+            row = trees.scale(weights[j], message)
+            total = jax.tree.map(lambda rows, own, j=j: rows.at[j].set(own), total, row)
+        else:
+            total = trees.add_weighed(total, weights[j], message)
     return total
 
 

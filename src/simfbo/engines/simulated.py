@@ -100,9 +100,7 @@ class SimulatedFederation(Engine):
         """Return the sums, the squared norms of all messages and which passed, from two lanes."""
         order, middle, end = deal(coefs.tau)
         data, repeats = self.data.client(cohort.ids), occurrences(cohort.ids)
-        weights = self.weights(cohort, like)
-        apart = weights.ndim == 2 and not (weights - np.diag(np.diagonal(weights))).any()
-        weights = np.diagonal(weights).copy() if apart else weights
+        weights, apart = self.weights(cohort, like)
         inputs = (payload, data, repeats, weights, absent, coefs, order, key)
         wide = jnp.result_type(float) == jnp.float64
         program = self._program(work, apart, inputs)
@@ -204,7 +202,7 @@ def _gated_sum(
         return total, squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
 
     like = jax.eval_shape(message, 0)
-    sums = sums_of_nothing(weights[None] if apart else weights, like)
+    sums = sums_of_nothing(weights, apart, like)
     squares = jnp.zeros((len(ids), len(jax.tree.leaves(like))))
     return jax.lax.fori_loop(start, stop, add, (sums, squares, jnp.zeros(len(ids), jnp.int32)))
 
