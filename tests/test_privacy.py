@@ -10,9 +10,10 @@ from simfbo import DebugFederation, SimulatedFederation, Steps, UserError, from_
 from simfbo.algorithms import fedmbo, shrofbo, simfbo
 from simfbo.federation import Algorithm
 from simfbo.privacy import Channels, Privacy, clip, epsilon, noisy, private
-from simfbo.problem import Point
+from simfbo.problem import BilevelProblem, Point
 from simfbo.runner import run
-from simfbo.sampling import without_replacement
+from simfbo.sampling import Cohort, without_replacement
+from simfbo.tasks.models import Linear
 from simfbo.tasks.quadratic import random_quadratic
 
 TASK = random_quadratic(5, 2, 3, heterogeneity=1.0, seed=3).task(p=[1, 2, 3, 4, 5])
@@ -69,6 +70,18 @@ def test_the_servers_noise_follows_the_largest_weight(engine):
     total = sum_of(engine, Privacy(Channels(x=2.0), Channels(x=3.0)))
     noise = total - np.eye(4000)[0] * 2.0
     np.testing.assert_allclose(noise.std(), 2.0, rtol=0.05)
+
+
+def test_the_servers_noise_does_not_tell_who_came():
+    """With P = 2 of 5 the largest weight is 5/2 * 5/15, whether or not that client was drawn."""
+    privacy = Privacy(noise=Channels(x=3.0))
+    for seed in range(3):
+        federation = SimulatedFederation(TASK.data, without_replacement(2))
+        history = run(
+            private(echo(), privacy), federation, np.zeros(1), np.zeros(1), rounds=1, seed=seed
+        )
+        noise = np.asarray(history.state.x)[1:]
+        np.testing.assert_allclose(noise.std(), 3.0 * 5 / 2 * 5 / 15, rtol=0.05)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -176,3 +189,38 @@ def test_single_messages_are_never_shown():
     algorithm = private(fedmbo(TASK.problem, STEPS), Privacy())
     with pytest.raises(UserError, match="looks at single messages cannot be made private"):
         run(algorithm, SimulatedFederation(TASK.data), TASK.x0, TASK.y0, rounds=1)
+
+
+def first_messages():
+    """Return five clients' one upper input; their q_x plain, clipped and with their noise."""
+    rng = np.random.default_rng(0)
+    lower, upper = (
+        [(rng.normal(size=(1, 300)), rng.normal(size=1)) for _ in range(5)] for _ in "gf"
+    )
+
+    def loss(x, y, batch):
+        return jnp.mean((jax.nn.relu(x(batch[0])) @ y - batch[1]) ** 2)
+
+    plain = simfbo(BilevelProblem(loss, loss), STEPS)
+    methods = [plain, *(private(plain, Privacy(where=who)) for who in ("server", "client"))]
+    hidden = Linear(rng.normal(size=(300, 12)), rng.normal(size=12))
+    start = Point(hidden, rng.normal(size=12), np.zeros(12))
+    cohort = Cohort(np.arange(5, dtype=np.int32), np.eye(5))
+
+    def work(payload, client):
+        return [method.works[0](payload, client).x for method in methods]
+
+    federation = SimulatedFederation(from_clients(lower, upper))
+    found = federation.aggregate(work, start, cohort, jax.random.key(0))
+    return np.concatenate([u for u, _ in upper]), *jax.tree.map(np.asarray, found)
+
+
+def test_only_noise_keeps_the_upper_input_out_of_the_first_message():
+    """Unit j's weights get delta_j u and its bias delta_j, and clipping leaves their ratio."""
+    inputs, *bare, hidden = first_messages()
+    for q in bare:
+        for u, weight, bias in zip(inputs, *q):
+            unit = np.abs(bias).argmax()
+            np.testing.assert_allclose(weight[:, unit] / bias[unit], u, rtol=1e-6, atol=1e-6)
+    for u, weight in zip(inputs, hidden.weight):
+        assert np.abs(np.corrcoef(u, weight.T)[0, 1:]).max() < 0.5

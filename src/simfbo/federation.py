@@ -136,6 +136,11 @@ class Federation(Protocol):
         """Return the number of clients there are."""
         ...
 
+    @property
+    def p(self) -> np.ndarray:
+        """Return the clients' weights p_i."""
+        ...
+
     def cohort(self, key: jax.Array) -> Cohort:
         """Return the clients that take part."""
         ...
@@ -190,6 +195,11 @@ class Engine(ABC):
     def n(self) -> int:
         """Return the number of clients there are."""
         return self.data.n
+
+    @property
+    def p(self) -> np.ndarray:
+        """Return the clients' weights p_i."""
+        return self.data.p
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Return the clients that take part."""

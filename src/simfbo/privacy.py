@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from simfbo import trees
 from simfbo.aggregation import CHANNELS, channel
@@ -35,8 +36,8 @@ class Privacy(NamedTuple):
 
     Attributes:
         clip: C, the largest norm of a client's message, by channel.
-        noise: z, the noise multiplier: noise has standard deviation z C times the weight of a
-            client in the sum.
+        noise: z, the noise multiplier: noise has standard deviation z C times the largest weight
+            that any client can have in the sum, drawn or not.
         where: who adds the noise. The server, to the sum: it is trusted with the messages. Or every
             client, to its own message: nobody else ever sees it clean, and the sum of P of them is
             about sqrt(P) times as noisy.
@@ -185,6 +186,11 @@ class _Private:
         return self._federation.n
 
     @property
+    def p(self) -> np.ndarray:
+        """Return the clients' weights p_i."""
+        return self._federation.p
+
+    @property
     def latest(self) -> Exchange | None:
         """Return what came of the last exchange."""
         return self._federation.latest
@@ -204,9 +210,13 @@ class _Private:
         total = self._federation.aggregate(self._works[work], payload, cohort, key)
         if self._privacy.where == "client":
             return total
+        return _noisy(total, deviations(self._privacy, self._largest_weight(cohort)), key)
+
+    def _largest_weight(self, cohort: Cohort) -> float:
+        """Return the largest weight of any client; that of the cohort alone would tell who came."""
+        possible = self.n / len(cohort.ids) * self.p.max()
         latest = self._federation.latest
-        factor = 1.0 if latest is None else latest.factor
-        return _noisy(total, deviations(self._privacy, factor * float(cohort.weights.max())), key)
+        return max(possible, cohort.weights.max()) * (1.0 if latest is None else latest.factor)
 
 
 _noisy = jax.jit(noisy)
