@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import DebugFederation, SimulatedFederation, Steps, TooFewReplies, from_clients
+from simfbo import (
+    DebugFederation,
+    SimulatedFederation,
+    Steps,
+    TooFewReplies,
+    UserError,
+    from_clients,
+)
 from simfbo.algorithms import shrofbo
 from simfbo.federation import Algorithm
 from simfbo.gate import Asked, Gate, Reply, admit, as_arrays, names
@@ -320,6 +327,18 @@ def test_drop_outs_depend_on_the_client_alone():
     assert not drop_out(0.0)(key, some).any()
 
 
+def test_drop_outs_are_pinned():
+    """A stored run must meet the same drop-outs again, in whatever version."""
+    assert np.flatnonzero(drop_out(0.3)(jax.random.key(0), np.arange(12))).tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("rate", [-0.5, -1.0, 1.0, 1.5, float("nan")])
+def test_the_rate_of_drop_outs_is_checked(rate):
+    with pytest.raises(UserError) as caught:
+        drop_out(rate)
+    assert str(caught.value) == f"The rate of drop-outs must lie in [0, 1), got {rate}."
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_drop_outs_leave_the_mean_of_the_sum(engine):
     """Over all drop-outs of one client, the sum weighed again has the full sum as its mean."""
@@ -412,6 +431,13 @@ def test_reasons(reply, client, reason):
     assert found.messages[0] is None
     assert found.messages[1] is not None
     assert found.refusals[0] == (5, "work", client, reason)
+
+
+def test_clients_may_have_large_numbers_but_not_too_large():
+    asked = ask((5, 2**40, 2**62))
+    assert admit([fine(5), fine(2**40), fine(2**62)], asked, Gate()).refusals == []
+    beyond = admit([fine(2**63), fine(-(2**63)), fine(10**5000)], asked, Gate())
+    assert [r.client for r in beyond.refusals[:3]] == [None] * 3
 
 
 def test_twice_is_refused_twice_and_is_no_silence():

@@ -98,7 +98,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     while (spent := sum(len(run["killed_in_round"]) for run in runs)) < options.kills:
         directory = folder / f"run{len(runs)}"
-        moments = torment(directory, rng, options.kills - spent, longest=took)
+        moments = torment(directory, rng, options.kills - spent, longest=took / 2)
         alike = same(directory, folder / "alone")
         runs.append({"killed_in_round": moments, "identical": alike})
         print(f"{len(moments)} kills, after rounds {moments}: identical {alike}", flush=True)
