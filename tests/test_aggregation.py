@@ -10,7 +10,7 @@ from simfbo import Aggregators, DebugFederation, SimulatedFederation, Steps, Use
 from simfbo.aggregation import channel, clipped_mean, mean, median, trimmed_mean
 from simfbo.problem import Point
 from simfbo.runner import run
-from simfbo.tasks.quadratic import random_quadratic
+from simfbo.tasks.quadratic import Quadratic, random_quadratic
 
 RNG = np.random.default_rng(0)
 ENGINES = [SimulatedFederation, DebugFederation]
@@ -174,3 +174,59 @@ def test_a_hostile_client_moves_the_mean_but_not_the_median(engine):
         total = federation.aggregate(work, np.ones(()), cohort, jax.random.key(0))
         error = abs(float(total.y[0]) - 1.0)
         assert (error > limit) if rule.combine is None else (error < limit)
+
+
+SKEWED = Quadratic(
+    *(np.ones((3, 1, 1)), np.ones((3, 1, 1)), np.array([[0.0], [0.0], [3.0]])),
+    *(np.ones((3, 1, 1)), np.zeros((3, 1)), np.ones((3, 1, 1)), np.zeros((3, 1))),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "x", "y"),
+    [(mean(), -0.5, 0.5), (median(), 0.0, 0.0), (trimmed_mean(0.34), 0.0, 0.0)],
+)
+def test_where_honest_clients_are_skewed_only_the_mean_finds_the_solution(rule, x, y):
+    """The clients' lower gradients are y - x - (0, 0, 3).
+
+    Their mean vanishes at y = x + 1, the solution, and their median at y = x. The upper problem,
+    (x^2 + y^2)/2, then has its minimum at x = -1/2, and with y = x the direction x + v = 2x
+    vanishes at 0.
+    """
+    task = SKEWED.task()
+    federation = SimulatedFederation(task.data, aggregators=Aggregators(y=rule))
+    method = simfbo(task.problem, Steps(0.5, 0.5, 0.2))
+    state = run(method, federation, np.ones(1), 2 * np.ones(1), rounds=200).state
+    np.testing.assert_allclose([state.x[0], state.y[0]], [x, y], atol=1e-9)
+    errors = task.evaluate(state)
+    np.testing.assert_allclose(errors["x_error"], x + 0.5, atol=1e-9)
+    np.testing.assert_allclose(errors["y_error"], 0 if rule.combine is None else 1, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2)])
+def test_more_coordinates_than_a_block_and_ties(rule):
+    """Against NumPy, on values that repeat, weighted by repetition for the median."""
+    leaf = RNG.integers(0, 4, size=(9, 1300)).astype(float)
+    ones = stats.trim_mean(leaf, 0.2, 0) if rule.name == "trimmed-mean" else np.median(leaf, 0)
+    np.testing.assert_allclose(rule.combine([jnp.asarray(leaf)], equal(9))[0], ones, rtol=1e-12)
+    if rule.name == "median":
+        times = np.array([1, 2, 1, 3, 1, 1, 2, 1, 2])
+        (found,) = rule.combine([jnp.asarray(leaf)], jnp.asarray(times / 14))
+        np.testing.assert_allclose(found, np.median(np.repeat(leaf, times, 0), 0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2), clipped_mean()])
+def test_leaves_without_numbers_and_of_one(rule):
+    empty, one = rule.combine([jnp.zeros((5, 0)), jnp.ones(5)], equal(5))
+    assert empty.shape == (0,)
+    np.testing.assert_allclose(one, 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [median(), trimmed_mean(0.3), clipped_mean(), clipped_mean(1.0)])
+def test_a_client_of_weight_zero_is_not_there(rule):
+    leaves, weights = stack(7, (4,), (2, 3)), np.array([0.1, 0, 0.3, 0.2, 0, 0.25, 0.15])
+    there = np.flatnonzero(weights)
+    found = rule.combine(leaves, jnp.asarray(weights))
+    alone = rule.combine([leaf[there] for leaf in leaves], jnp.asarray(weights[there]))
+    for a, b in zip(found, alone):
+        np.testing.assert_allclose(a, b, rtol=1e-12)

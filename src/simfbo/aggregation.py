@@ -6,6 +6,7 @@ for it with a bias that does not vanish: docs/explanation-aggregators.md measure
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,9 @@ from simfbo.errors import UserError
 from simfbo.problem import PyTree
 
 Combine = Callable[[list[jax.Array], jax.Array], list[jax.Array]]
+Rule = Callable[[jax.Array, jax.Array], jax.Array]
 CHANNELS: tuple[str, ...] = ("x", "y", "v")
+_BLOCK = 512
 
 
 class Aggregator(NamedTuple):
@@ -25,7 +28,8 @@ class Aggregator(NamedTuple):
     Attributes:
         name: as people call it.
         combine: (leaves of one channel, stacked client by client; weights) -> the leaves combined.
-            None stands for the weighted sum, which needs no stack.
+            A client of weight zero is not there. None stands for the weighted sum, which needs no
+            stack.
     """
 
     name: str
@@ -46,7 +50,7 @@ def median() -> Aggregator:
         >>> float(median().combine([stack], weights)[0][0])
         2.0
     """
-    return Aggregator("median", jax.jit(lambda leaves, w: [_median(leaf, w) for leaf in leaves]))
+    return Aggregator("median", _by_coordinate(_median))
 
 
 def trimmed_mean(share: float) -> Aggregator:
@@ -56,14 +60,7 @@ def trimmed_mean(share: float) -> Aggregator:
     """
     if not 0 <= share < 0.5:
         raise UserError(f"The share to trim at either end must lie in [0, 0.5), got {share}.")
-
-    @jax.jit
-    def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        # 0.29 * 100 is 28.999999999999996
-        cut = int(share * len(weights) + 1e-9)
-        return [_trimmed(leaf, weights, cut) for leaf in leaves]
-
-    return Aggregator("trimmed-mean", combine)
+    return Aggregator("trimmed-mean", _by_coordinate(partial(_trimmed, share)))
 
 
 def clipped_mean(norm: float | None = None) -> Aggregator:
@@ -81,9 +78,9 @@ def clipped_mean(norm: float | None = None) -> Aggregator:
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
         norms = jnp.sqrt(sum(jnp.sum(jnp.square(_flat(leaf)), 1) for leaf in leaves))
-        limit = jnp.median(norms) if norm is None else norm
+        limit = jnp.nanmedian(jnp.where(weights > 0, norms, jnp.nan)) if norm is None else norm
         shrink = jnp.minimum(1.0, limit / jnp.where(norms > 0, norms, 1.0))
-        return [jnp.tensordot((weights * shrink).astype(leaf.dtype), leaf, 1) for leaf in leaves]
+        return _weighted_sum(leaves, weights * shrink)
 
     return Aggregator("clipped-mean", combine)
 
@@ -101,16 +98,15 @@ class Aggregators(NamedTuple):
         return any(getattr(self, c).combine is not None for c in CHANNELS if c in channels)
 
     def combine(self, stacked: PyTree, weights: np.ndarray) -> Any:
-        """Return the messages combined, each channel in its way."""
+        """Return the messages combined, each channel in its way; weight zero is not there."""
         leaves, structure = jax.tree.flatten(stacked)
-        weights = np.asarray(weights, jnp.result_type(float))
-        result = [jnp.tensordot(jnp.asarray(weights, leaf.dtype), leaf, 1) for leaf in leaves]
-        channels = list(map(channel, _paths(stacked)))
-        for name in CHANNELS:
+        w = jnp.asarray(weights, jnp.result_type(float))
+        result, channels = list(leaves), list(map(channel, _paths(stacked)))
+        for name in (*CHANNELS, None):
             own = [j for j, of in enumerate(channels) if of == name]
-            rule = getattr(self, name).combine
-            if own and rule is not None:
-                for j, leaf in zip(own, rule([leaves[j] for j in own], weights), strict=True):
+            rule = getattr(self, name or "", mean()).combine or _weighted_sum
+            if own:
+                for j, leaf in zip(own, rule([leaves[j] for j in own], w), strict=True):
                     result[j] = leaf
         return jax.tree.unflatten(structure, result)
 
@@ -136,28 +132,65 @@ def _flat(leaf: jax.Array) -> jax.Array:
     return leaf.reshape(len(leaf), -1)
 
 
-def _sorted(leaf: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a stack sorted coordinate by coordinate, and the weights moved alike."""
-    order = jnp.argsort(leaf, 0)
-    spread = jnp.broadcast_to(weights.reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
-    spread = spread.astype(leaf.dtype)
-    return jnp.take_along_axis(leaf, order, 0), jnp.take_along_axis(spread, order, 0)
+@jax.jit
+def _weighted_sum(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
+    return [jnp.tensordot(weights.astype(leaf.dtype), leaf, 1) for leaf in leaves]
 
 
-def _median(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return the weighted median: the middle of the values that split the weight in halves."""
-    values, spread = _sorted(leaf, weights)
-    before, total = jnp.cumsum(spread, 0), jnp.sum(spread, 0)
-    slack = 1e-5 * total  # halves are found up to rounding
-    low = jnp.argmax(before >= total / 2 - slack, 0)[None]
-    high = jnp.argmax(before > total / 2 + slack, 0)[None]
-    pair = [jnp.take_along_axis(values, place, 0)[0] for place in (low, high)]
-    return total * (pair[0] + pair[1]) / 2
+def _by_coordinate(rule: Rule) -> Combine:
+    """Return the combination of every coordinate by a rule."""
+
+    @jax.jit
+    def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
+        return [_by_blocks(rule, leaf, weights) for leaf in leaves]
+
+    return combine
 
 
-def _trimmed(leaf: jax.Array, weights: jax.Array, cut: int) -> jax.Array:
-    """Return the weighted mean of what is left after `cut` values go at either end."""
-    values, spread = _sorted(leaf, weights)
-    kept = slice(cut, len(values) - cut)
-    mean = jnp.sum(values[kept] * spread[kept], 0) / jnp.sum(spread[kept], 0)
-    return jnp.sum(spread, 0) * mean
+def _by_blocks(rule: Rule, leaf: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return rule(stack, weights) on all coordinates, a block that fits the cache at a time."""
+    flat, weights = _flat(leaf), weights.astype(leaf.dtype)
+    count, size = flat.shape
+    width = max(1, min(_BLOCK, size))
+    padded = jnp.pad(flat, ((0, 0), (0, -size % width)))
+    blocks = padded.reshape(count, padded.shape[1] // width, width).swapaxes(0, 1)
+    found = jax.lax.map(lambda block: rule(block, weights), blocks)
+    return found.reshape(-1)[:size].reshape(leaf.shape[1:])
+
+
+def _median(block: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return the weighted median: the middle of the values that split the weight in halves.
+
+    Counted, not sorted: up to a hundred clients XLA's sort on a CPU takes 4 to 20 times as long.
+    """
+    half = jnp.sum(weights) / 2
+    slack = 2e-5 * half  # halves are found up to rounding
+
+    def look(k: Any, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        z, (low, high) = block[k], pair
+        reached = jnp.sum(jnp.where(block <= z, weights[:, None], 0), 0)
+        lower = jnp.where(reached >= half - slack, jnp.minimum(low, z), low)
+        return lower, jnp.where(reached > half + slack, jnp.minimum(high, z), high)
+
+    nothing = jnp.full(block.shape[1:], jnp.inf, block.dtype)
+    low, high = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
+    return half * (low + high)
+
+
+def _trimmed(share: float, block: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return the weighted mean of what is left after the same number goes at either end."""
+    places, here = jnp.arange(len(block))[:, None], weights[:, None] > 0
+    # 0.29 * 100 is 28.999999999999996
+    cuts = np.array([int(share * count + 1e-9) for count in range(len(block) + 1)])
+    count = jnp.sum(here)
+    cut = jnp.asarray(cuts, count.dtype)[count]
+
+    def look(k: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        z = block[k]
+        rank = jnp.sum(here & ((block < z) | ((block == z) & (places < k))), 0)
+        kept = jnp.where((rank >= cut) & (rank < count - cut), weights[k], 0)
+        return sums[0] + kept * z, sums[1] + kept
+
+    nothing = jnp.zeros(block.shape[1:], block.dtype)
+    total, kept = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
+    return jnp.sum(weights) * total / kept

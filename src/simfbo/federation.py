@@ -229,9 +229,9 @@ class Engine(ABC):
         sums, exchange = self.collect(work, payload, cohort, coefs, key)
         self._write_down(exchange, payload)
         if self.stacks(cohort, exchange.asked.like):
-            kept = np.flatnonzero(exchange.admitted)
-            rows = jax.tree.map(lambda a: a[kept], sums)
-            return self.aggregators.combine(rows, exchange.factor * cohort.weights[kept])
+            # Zeros in place of the missing: another shape would have to be compiled.
+            weights = exchange.factor * cohort.weights * exchange.admitted
+            return self.aggregators.combine(sums, weights)
         return sums if exchange.factor == 1 else _scaled(exchange.factor, sums)
 
     def _write_down(self, exchange: Exchange, payload: PyTree) -> None:
