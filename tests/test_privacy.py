@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from simfbo import DebugFederation, SimulatedFederation, Steps, UserError, from_clients
+from simfbo import DebugFederation, SimulatedFederation, Steps, UserError, from_clients, privacy
 from simfbo.algorithms import fedmbo, shrofbo, simfbo
-from simfbo.federation import Algorithm
+from simfbo.federation import Algorithm, client_key
 from simfbo.privacy import Channels, Privacy, clip, epsilon, noisy, private
 from simfbo.problem import BilevelProblem, Point
 from simfbo.runner import run
@@ -183,6 +183,41 @@ def test_sampling_helps_and_exchanges_cost():
 def test_mistakes(privacy):
     with pytest.raises(UserError, match="must be positive"):
         private(simfbo(TASK.problem, STEPS), privacy)
+
+
+@pytest.mark.parametrize("bare", [lambda g: g, lambda g: {"x": g}])
+def test_a_message_without_channels_is_refused(bare):
+    def work(payload, client):
+        return bare(payload * jnp.ones(2))
+
+    def round(state, federation, key):
+        return federation.aggregate(work, np.ones(()), federation.cohort(key), key)
+
+    algorithm = private(Algorithm("bare", lambda x, y: Point(x, y), round, (work,)), Privacy())
+    with pytest.raises(UserError, match="only if it names its channels"):
+        algorithm.round(None, SimulatedFederation(TASK.data), jax.random.key(0))
+
+
+def test_noise_shares_no_key_with_a_client():
+    key = jax.random.key(0)
+    own = {tuple(np.asarray(jax.random.key_data(k))) for k in jax.random.split(
+        jax.random.fold_in(key, privacy._NOISE), 3)}  # fmt: skip
+    theirs = {
+        tuple(np.asarray(jax.random.key_data(client_key(key, client, repeat))))
+        for client in range(30)
+        for repeat in range(3)
+    }
+    assert not own & theirs
+
+
+@pytest.mark.parametrize(
+    "wrong", [(5, 6, 1.0, 0.1), (5, 0, 1.0, 0.1), (5, 2, 0.0, 0.1), (5, 2, 1.0, 0)]
+)
+def test_epsilon_is_asked_sensibly(wrong):
+    clients, cohort, z, delta = wrong
+    with pytest.raises(UserError, match="epsilon needs"):
+        epsilon(1, clients, cohort, Channels(x=z), delta)
+    assert epsilon(1, 5, 2, Channels(x=1e-200)) == np.inf
 
 
 def test_single_messages_are_never_shown():

@@ -13,7 +13,7 @@ from simfbo import DebugFederation, Server, SimulatedFederation, Steps, algorith
 from simfbo.checkpoint import files, load
 from simfbo.errors import UserError
 from simfbo.federation import Ledger
-from simfbo.history import History
+from simfbo.history import History, Writer
 from simfbo.local_work import uniform
 from simfbo.privacy import Privacy, private
 from simfbo.runner import run
@@ -126,7 +126,9 @@ def test_torn_last_line(whole, tmp_path):
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("harm", ["checkpoint", "history cut", "history line", "no header"])
+@pytest.mark.parametrize(
+    "harm", ["checkpoint", "history cut", "history line", "history digit", "no header"]
+)
 def test_damage_falls_back_to_the_one_before(whole, tmp_path, harm):
     history, directory = whole
     with pytest.raises(Stop):
@@ -141,13 +143,17 @@ def test_damage_falls_back_to_the_one_before(whole, tmp_path, harm):
     elif harm == "history line":
         last = data.rindex(b'{"kind"')
         book.write_bytes(data[:last] + data[last:].replace(b"{", b"<"))
+    elif harm == "history digit":
+        last = data.rindex(b"0.")
+        book.write_bytes(data[:last] + b"7." + data[last + 2 :])
     else:
         book.write_bytes(b"?" + data[1:])
     if harm == "no header":
-        with pytest.warns(UserWarning, match="is damaged"), pytest.raises(UserError):
+        why = "the part of history.jsonl that belongs to it has changed"
+        with pytest.warns(UserWarning, match=why), pytest.raises(UserError, match="No checkpoint"):
             go(tmp_path, resume=True)
         return
-    with pytest.warns(UserWarning, match=re.escape(f"{file} is damaged")):
+    with pytest.warns(UserWarning, match=re.escape(f"{file} cannot be used")):
         again = go(tmp_path, resume=True)
     assert_same_state(again, history)
     assert lines(tmp_path) == lines(directory)
@@ -159,7 +165,7 @@ def test_what_was_passed_over_is_not_found_again(tmp_path):
         go(tmp_path, kill=9)
     book = tmp_path / "history.jsonl"
     book.write_bytes(book.read_bytes()[: load(files(tmp_path)[0]).manifest["written"] - 1])
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="cannot be used"), pytest.raises(Stop):
         go(tmp_path, kill=8, resume=True, checkpoint_seconds=1e9)
     assert [file.name for file in files(tmp_path)] == ["checkpoint-0000000007.npz"]
 
@@ -167,8 +173,11 @@ def test_what_was_passed_over_is_not_found_again(tmp_path):
 def test_a_run_that_goes_on_cannot_be_resumed_beside(tmp_path):
     def beside(t, record):
         if t == 3:
+            half = tmp_path / ".checkpoint-0000000003.npz.tmp"
+            half.write_bytes(b"being written")
             with pytest.raises(UserError, match="is still going on, in another process"):
                 go(tmp_path, resume=True)
+            assert half.exists()
             raise Stop
 
     with pytest.raises(Stop):
@@ -275,27 +284,59 @@ def test_another_version_is_told(tmp_path, monkeypatch):
         go(tmp_path, resume=True)
 
 
+def test_without_checkpoints_only_what_was_begun_alike_is_begun_anew(tmp_path):
+    with pytest.raises(Stop):
+        go(tmp_path, kill=3, checkpoint_seconds=1e9)
+    before = (tmp_path / "history.jsonl").read_bytes()
+    with pytest.raises(UserError, match="begun with other settings"):
+        go(tmp_path, resume=True, seed=6)
+    assert (tmp_path / "history.jsonl").read_bytes() == before
+    go(tmp_path, resume=True)
+    for file in files(tmp_path):
+        file.unlink()
+    before = (tmp_path / "history.jsonl").read_bytes()
+    with pytest.raises(UserError, match="has ended and its checkpoints are gone"):
+        go(tmp_path, resume=True)
+    assert (tmp_path / "history.jsonl").read_bytes() == before
+
+
+def test_any_config_can_be_resumed(tmp_path):
+    config = {"a": (1, 2), 3: float("inf")}
+    with pytest.raises(Stop):
+        go(tmp_path, kill=3, config=config)
+    assert go(tmp_path, resume=True, config=config).end == {"status": "finished"}
+
+
+def test_ctrl_c_in_an_evaluation_takes_the_round_back(whole, tmp_path):
+    """Lines of a round that was not finished are in no output of the interrupted run."""
+    history, directory = whole
+    calls = iter(range(100))
+
+    def evaluate(state):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return TASK.evaluate(state)
+
+    federation = FEDERATIONS[SimulatedFederation]
+    federation.ledger = Ledger()
+    cut = run(HEAVY, federation, TASK.x0, TASK.y0, rounds=12, every=4, seed=5, evaluate=evaluate,
+              directory=tmp_path, checkpoint_seconds=1e9)  # fmt: skip
+    assert max(line["round"] for line in [*cut.records, *cut.refusals]) == 7
+    assert max(line.get("round", 0) for line in lines(tmp_path)) == 7
+    assert_same_state(go(tmp_path, resume=True), history)
+    assert lines(tmp_path) == lines(directory)
+
+
 def test_resume_needs_a_folder():
     with pytest.raises(UserError, match="give its directory"):
         go(resume=True)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):
-    class Full:
-        name = "history.jsonl"
-
-        def write(self, data):
-            raise OSError(28, "No space left on device")
-
-        def close(self):
-            pass
-
-    from simfbo.history import Writer
-
-    writer = Writer(tmp_path)
-    writer._file.close()
-    writer._file = Full()
+    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    writer = Writer(tmp_path, resume=True)
     with pytest.raises(
         UserError, match=re.escape("could not be written (No space left on device)")
     ):
         writer.write("record", {"a": 1})
+    writer.close()  # what is left in the buffer raises no second time

@@ -313,8 +313,44 @@ def test_divergence_is_seen_without_metrics():
     wild = run(simfbo(TASK.problem, steps), FEDERATION, TASK.x0, TASK.y0, rounds=400, every=100)
     reason = wild.end.pop("reason")
     assert wild.end == {"status": "diverged", "round": 1, "variable": "x", "client": 2}
-    assert reason.startswith("the norm of x is 4.45e+06 after round 1, the limit 1e+06; client 2 ")
+    norm = float(jnp.linalg.norm(wild.state.x))
+    assert reason.startswith(f"the norm of x is {norm:.3g} after round 1, the limit 1e+06; client ")
     assert [record["round"] for record in wild.records] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["x", "y", "v"])
+def test_divergence_names_the_right_variable(name):
+    steps = {"x": 1e-3, "y": 1e-3, "v": 1e-3, name: 1e9}
+    wild = run(simfbo(TASK.problem, Steps(**steps)), FEDERATION, TASK.x0, TASK.y0, rounds=1)
+    assert wild.end["variable"] == name
+
+
+class Own:
+    """A federation of a user's own, with nothing but what an algorithm needs."""
+
+    def __init__(self):
+        self.ledger, self.n = FEDERATION.ledger, FEDERATION.n
+        self.cohort, self.aggregate = FEDERATION.cohort, FEDERATION.aggregate
+        self.mean_norm = FEDERATION.mean_norm
+
+
+def test_a_federation_of_ones_own_needs_no_gate():
+    assert run(ALGORITHM, Own(), TASK.x0, TASK.y0, rounds=2).end == {"status": "finished"}
+
+
+@pytest.mark.parametrize(("leaf", "kind"), [(0.5, "float"), (jax.random.key(0), "random key")])
+def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path, leaf, kind):
+    def init(x, y):
+        return ALGORITHM.init(x, y)._replace(projected=leaf)
+
+    with pytest.raises(UserError) as caught:
+        run(ALGORITHM._replace(init=init), FEDERATION, TASK.x0, TASK.y0, rounds=1,
+            directory=tmp_path / "it")  # fmt: skip
+    assert str(caught.value) == (
+        f"The state of SimFBO holds a {kind}: keep arrays in it (of a key, its key_data), so that "
+        "it can be saved."
+    )
+    assert not (tmp_path / "it").exists()
 
 
 def test_an_interrupted_run_records_where_it_stopped():

@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TESTS = {
-    "gate": "tests/test_gate.py",
+    "gate": "tests/test_admit.py tests/test_gate.py",
     "aggregation": "tests/test_aggregation.py",
     "checkpoint": "tests/test_checkpoint.py",
     "sampling": "tests/test_sampling.py tests/test_gate.py",
@@ -37,7 +37,7 @@ test-command = "{python} -m pytest -x -q -p no:cacheprovider {tests}"
 [cosmic-ray.distributor]
 name = "local"
 """
-MOST = 90  # of a module
+MOST = 70  # of a module
 
 
 def survey(module: str) -> dict[str, Any]:

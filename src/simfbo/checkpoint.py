@@ -78,11 +78,13 @@ def newest(directory: Path, read: Callable[[Checkpoint], T]) -> T | None:
         try:
             return read(load(file))
         except DamagedError as error:
-            warnings.warn(f"{file} is damaged ({error}); the one before it is used.", stacklevel=2)
+            warnings.warn(
+                f"{file} cannot be used ({error}); the one before it is tried.", stacklevel=2
+            )
     if found:
         raise UserError(
-            f"No checkpoint in {directory} is sound: restore one from a backup, or run anew into "
-            "another folder."
+            f"No checkpoint in {directory} can be used: restore the folder from a backup, or run "
+            "anew into another one."
         )
     return None
 
@@ -125,11 +127,12 @@ def put(file: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with contextlib.suppress(OSError):  # a system that cannot sync folders
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def encode(tree: PyTree, manifest: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,9 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 import argparse
 import math
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One pool size on every machine, so that results do not depend on its cores: as many as the
     # engine has lanes. Read by XLA when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, a run saves too
     try:
         options = parser.parse_args(arguments)
         if hasattr(options, "command"):

@@ -3,9 +3,7 @@
 import argparse
 import importlib
 import itertools
-import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from simfbo.build import (
     keep_compilations,
     run_config,
 )
-from simfbo.config import HyperRepresentationConfig, RunConfig
+from simfbo.config import HyperRepresentationConfig, RunConfig, checked
 from simfbo.diagnostics import work_warning
 from simfbo.engines.counting import cost
 from simfbo.errors import UserError
@@ -38,13 +36,13 @@ OUT = Console(highlight=False, soft_wrap=True)
 def train(config: RunConfig | None, options: argparse.Namespace) -> int:
     """Run a configuration, or go on with a run; write and print what came out."""
     keep_compilations()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely, it saves too
     if config is None:
         begun = begun_run(options.resume)
-        if begun.end is not None and begun.end["status"] in ("finished", "diverged"):
-            OUT.print(f"{options.resume} has {begun.end['status']}: nothing is left to do.")
+        status = (begun.end or {}).get("status")
+        if status == "diverged" or (status == "finished" and _is_complete(options.resume)):
+            OUT.print(f"{options.resume} has {status}: nothing is left to do.")
             return _exit_code(begun)
-        config = RunConfig.model_validate_json(json.dumps(begun.header["config"]))
+        config = checked(begun.header.get("config") or {}, {})
     if options.or_digits:
         config = _or_digits(config, options.data_dir)
     task = build_task(config, options.data_dir)
@@ -177,20 +175,28 @@ def _exit_code(history: History, directory: Path | None = None) -> int:
         table = "steps" if "steps" in history.header["config"]["algorithm"] else "server"
         print(f"simfbo: try smaller steps, as --set algorithm.{table}.x=0.01, or simfbo tune.",
               file=sys.stderr)  # fmt: skip
-    if end.get("status") in ("interrupted", "starved"):
+    if end.get("status") in ("interrupted", "starved") and not _is_rehearsed(history):
         print(f"simfbo: to go on: simfbo run --resume {directory}", file=sys.stderr)
     return {"finished": 0, "interrupted": 130}.get(str(end.get("status")), 1)
 
 
+def _is_rehearsed(history: History) -> bool:
+    """Return whether replies were missing because the settings say so, and will be again."""
+    starved = (history.end or {}).get("status") == "starved"
+    return starved and history.header["config"]["gate"]["drop_out"] > 0
+
+
 def begun_run(directory: Path) -> History:
-    """Return the history of a run that was begun; its header may have to come from a checkpoint."""
-    try:
-        return History.load(directory)
-    except UserError:
-        found = checkpoint.newest(directory, lambda one: History(one.manifest["header"]))
-        if found is None:
-            raise
-        return found
+    """Return the history of a run that was begun; a checkpoint's word on the header is better."""
+    begun = History.load(directory)
+    header = checkpoint.newest(directory, lambda found: found.manifest["header"])
+    begun.header = begun.header if header is None else header
+    return begun
+
+
+def _is_complete(directory: Path) -> bool:
+    """Return whether everything that follows a run was written too."""
+    return (directory / "summary.txt").is_file()
 
 
 def _warn_of_unequal_work(config: RunConfig, federation: Engine) -> None:

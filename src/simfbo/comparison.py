@@ -5,6 +5,7 @@ from the task's settings and the seed alone.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,6 +19,7 @@ from simfbo.history import History
 from simfbo.sweep import Job
 
 Groups = Mapping[str, Sequence[History]]
+_LOST = ("diverged", "starved")
 _COMMON = ("task", "seed", "engine")  # what a method may not set for itself
 
 
@@ -122,11 +124,12 @@ def _row(
     name: str, histories: Sequence[History], metric: str, targets: Sequence[float]
 ) -> dict[str, str]:
     last = [history.records[-1] for history in histories]
-    lost = sum((history.end or {}).get("status") == "diverged" for history in histories)
+    ends = Counter((history.end or {}).get("status") for history in histories)
+    lost = ", ".join(f"{ends[how]} of {len(last)} {how}" for how in _LOST if ends[how])
     values = [record[metric] for record in last]
     row = {
         "method": name,
-        metric.replace("_", " "): f"{lost} of {len(last)} diverged" if lost else _spread(values),
+        metric.replace("_", " "): lost or _spread(values),
         "iterations": f"{mean(r['round'] for r in last):,.0f}",
         "rounds": f"{mean(r['communication_rounds'] for r in last):,.0f}",
         "MB": f"{mean(map(megabytes, last)):,.0f}",

@@ -115,8 +115,9 @@ class Exchange(NamedTuple):
 
     @property
     def loudest(self) -> int:
-        """Return the client whose message was the largest, or not finite."""
-        totals = np.nan_to_num(self.squares.sum(1), nan=np.inf)
+        """Return the client whose message was the largest of those that count, if any does."""
+        counted = self.admitted if self.admitted.any() else True
+        totals = np.where(counted, np.nan_to_num(self.squares.sum(1), nan=np.inf), -1.0)
         return int(self.asked.ids[np.argmax(totals)])
 
 
@@ -149,7 +150,8 @@ class Federation(Protocol):
         """Return sum over the cohort of w_i work(payload, client_i): one communication round.
 
         Weights with a second axis ask for several sums of the same messages, a column each, and
-        stack them along a new first axis; with a diagonal, the messages come back one by one.
+        stack them along a new first axis; with a diagonal, the messages come back one by one. Where
+        replies do not count, these are zero and all others are multiplied by asked over admitted.
         """
         ...
 
@@ -287,7 +289,7 @@ def as_message(work: ClientWork, reply: PyTree) -> Any:
     """Return a client's reply as arrays, after a check that it can be weighed and added."""
     message = jax.tree.map(jnp.asarray, reply)
     for leaf in jax.tree.leaves(message):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UserError(
                 f"'{work.__name__}' returns {leaf.dtype} numbers: return floats, which can be "
                 "weighed and added."

@@ -84,6 +84,7 @@ class Admitted(NamedTuple):
 
 
 NO_REPLY = "did not reply"
+AT_THE_LIMIT = "sent a message of just the largest norm"  # compiled sums round in another way
 Sender = tuple[int, int] | None  # client and repeat; None where they cannot be told
 
 

@@ -5,6 +5,7 @@ refused reply, then an end line that says how the run ended. It is strict JSON: 
 finite is written as null and read as NaN.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -88,31 +89,36 @@ class History:
 class Writer:
     """Appends a history to a file, whole lines at a time."""
 
-    def __init__(self, directory: Path | None, keep: int | None = None) -> None:
+    def __init__(self, directory: Path | None, resume: bool = False) -> None:
         """Open DIRECTORY/history.jsonl; without a directory nothing is written.
 
         Args:
             directory: the run's folder.
-            keep: how many bytes of an existing file to go on from; by default there may be none.
+            resume: whether there may be a history already.
         """
         self._file: IO[bytes] | None = None
         if directory is None:
             return
         make_folder(directory)
-        if keep is None and (directory / FILE).exists():
+        if not resume and (directory / FILE).exists():
             raise UserError(
                 f"{directory} already holds a run: choose another output folder, or go on with it: "
                 f"simfbo run --resume {directory}."
             )
         self._file = (directory / FILE).open("ab")
         _lock(self._file, directory)
-        self._file.truncate(keep or 0)
-        self._file.seek(0, os.SEEK_END)
+
+    def cut(self, size: int) -> None:
+        """Cut the file down to its first bytes."""
+        if self._file is not None:
+            self._file.flush()
+            self._file.truncate(size)
+            self._file.seek(0, os.SEEK_END)
 
     def write(self, kind: str, *lines: Mapping[str, Any]) -> None:
         """Append lines of one kind and flush them."""
         if self._file is not None and lines:
-            text = "".join(json.dumps({"kind": kind, **_strict(line)}) + "\n" for line in lines)
+            text = "".join(json.dumps({"kind": kind, **plain(line)}) + "\n" for line in lines)
             try:
                 self._file.write(text.encode())
                 self._file.flush()
@@ -135,7 +141,8 @@ class Writer:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what did not fit has been told
+                self._file.close()
 
 
 def _lock(file: IO[bytes], directory: Path) -> None:
@@ -149,14 +156,16 @@ def _lock(file: IO[bytes], directory: Path) -> None:
     except BlockingIOError:
         file.close()
         raise UserError(f"The run in {directory} is still going on, in another process.") from None
+    except OSError:  # a file system without locks
+        return
 
 
-def _strict(values: Any) -> Any:
-    """Return JSON values with null for numbers that are not finite."""
+def plain(values: Any) -> Any:
+    """Return values as strict JSON gives them back, with null for numbers that are not finite."""
     if isinstance(values, Mapping):
-        return {key: _strict(value) for key, value in values.items()}
+        return {str(key): plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [_strict(value) for value in values]
+        return [plain(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 

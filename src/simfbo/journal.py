@@ -1,5 +1,6 @@
 """The journal of a run: its history and checkpoints on disk, and the way back from them."""
 
+import hashlib
 import time
 import warnings
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from simfbo import checkpoint
 from simfbo.checkpoint import Checkpoint, DamagedError
 from simfbo.errors import UserError
 from simfbo.federation import Ledger, Traffic
-from simfbo.history import FILE, History, Writer
+from simfbo.history import FILE, History, Writer, plain
 
 
 class Progress(NamedTuple):
@@ -47,7 +48,7 @@ class Journal:
 
     def __init__(self, directory: Path | None, header: dict[str, Any], every: float) -> None:
         """Take a folder, the history's header and the seconds between checkpoints."""
-        self.history = History(header)
+        self.history = History(plain(header))
         self._directory, self._every = directory, every
         self._writer: Writer | None = None
         self._saved_at, self._saved_round = time.monotonic(), -1
@@ -65,17 +66,43 @@ class Journal:
         """
         if self._directory is None:
             raise UserError("A run without a folder cannot be resumed: give its directory.")
+        self._writer = Writer(self._directory, resume=True)
         checkpoint.tidy(self._directory)
         found = checkpoint.newest(self._directory, self._read(first))
         if found is None:
-            self._writer = Writer(self._directory, keep=0)
+            self._require_own_beginning()
+            self._writer.cut(0)
             self._writer.write("header", self.history.header)
             return first
         progress, self.history = found
-        self._writer = Writer(self._directory, keep=progress.written)
+        self._writer.cut(progress.written)
         checkpoint.forget_after(self._directory, progress.round)
         self._saved_round = progress.round
         return progress
+
+    def _require_own_beginning(self) -> None:
+        """Raise if a history without checkpoints is not one that this run began and may redo."""
+        try:
+            begun = History.parse(self._book(), FILE)
+        except UserError:
+            return  # not even the header was written whole
+        require_same(self.history.header, begun.header)
+        if (begun.end or {}).get("status") in ("finished", "diverged"):
+            raise UserError(
+                f"The run in {self._directory} has ended and its checkpoints are gone: run anew "
+                "into another folder."
+            )
+
+    def _book(self) -> bytes:
+        """Return the history as it is on the disk."""
+        file = Path(self._directory or "") / FILE
+        return file.read_bytes() if file.is_file() else b""
+
+    def rewind(self, progress: Progress) -> None:
+        """Take back the lines that were written after some progress."""
+        for book in (self.history.records, self.history.refusals):
+            book[:] = [line for line in book if line["round"] <= progress.round]
+        self._open.cut(progress.written)
 
     def add(self, kind: str, *lines: Mapping[str, Any]) -> int:
         """Return the bytes of the history after adding lines of one kind to it."""
@@ -127,16 +154,16 @@ class Journal:
             "seconds": at.seconds,
             "cpu_seconds": at.cpu_seconds,
             "written": at.written,
+            "history": hashlib.sha256(self._book()[: at.written]).hexdigest(),
         }
 
     def _read(self, first: Progress) -> Any:
         """Return the reader of a checkpoint: into progress, and the history that belongs to it."""
 
         def read(found: Checkpoint) -> tuple[Progress, History]:
-            manifest, file = found.manifest, Path(self._directory or "") / FILE
+            manifest = found.manifest
             require_same(self.history.header, manifest["header"])
-            data = file.read_bytes() if file.is_file() else b""
-            history = _prefix(data, manifest, str(file))
+            history = _prefix(self._book(), manifest)
             total, by_work = manifest["ledger"]["total"], manifest["ledger"]["by_work"]
             ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_work.items()})
             spent = manifest["seconds"], manifest["cpu_seconds"]
@@ -147,19 +174,12 @@ class Journal:
         return read
 
 
-def _prefix(data: bytes, manifest: Mapping[str, Any], name: str) -> History:
-    """Return the part of a history that a checkpoint counts on, after a check that it is whole."""
+def _prefix(data: bytes, manifest: Mapping[str, Any]) -> History:
+    """Return the part of a history that a checkpoint counts on, after a check of its digest."""
     part = data[: manifest["written"]]
-    if len(part) < manifest["written"]:
-        raise DamagedError(f"{name} is shorter than it says")
-    try:
-        history = History.parse(part, name)
-    except UserError as error:
-        raise DamagedError(str(error)) from None
-    lines = 1 + len(history.records) + len(history.refusals)
-    if part.count(b"\n") != lines or len(history.refusals) != manifest["refused"]:
-        raise DamagedError(f"{name} has lines that cannot be read")
-    return history
+    if hashlib.sha256(part).hexdigest() != manifest["history"]:
+        raise DamagedError(f"the part of {FILE} that belongs to it has changed")
+    return History.parse(part, FILE)
 
 
 def require_same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:

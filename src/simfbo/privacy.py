@@ -6,6 +6,7 @@ own message. docs/explanation-privacy.md says what this protects, from whom, and
 """
 
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from simfbo.gate import Refusal
 from simfbo.problem import PyTree
 from simfbo.sampling import Cohort
 
-_NOISE = 11  # purpose of a key: noise
+_NOISE = 2**31 + 11  # purpose of a key: noise; no client and no step has such a number
 
 
 class Channels(NamedTuple):
@@ -51,9 +52,9 @@ class Privacy(NamedTuple):
 def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     """Return the algorithm with its messages clipped and noise added to them.
 
-    The clipping is part of the client's work, so it happens wherever that runs. Numbers of a
-    message outside the three channels, as ShroFBO's ||a_i||_1, depend on no data and stay as
-    they are.
+    The clipping is part of the client's work, so it happens wherever that runs. Messages must name
+    their channels (`Point(y=...)`); a single number outside them, as ShroFBO's ||a_i||_1, is taken
+    to depend on no data and stays as it is.
 
     Args:
         algorithm: any.
@@ -103,8 +104,12 @@ def epsilon(
         from dp_accounting import rdp
     except ImportError:
         raise UserError("Install dp-accounting for this: pip install 'simfbo[privacy]'.") from None
+    if not 0 < cohort <= clients or not min(noise) > 0 or not 0 < delta < 1:
+        raise UserError("epsilon needs 0 < cohort <= clients, noise above 0 and 0 < delta < 1.")
     if exchanges < 1:
         return 0.0
+    if min(noise) < 1e-3:
+        return math.inf  # beyond what the accountant can compute, and any use
     together = sum(z**-2 for z in noise) ** -0.5
     gauss = dp.GaussianDpEvent(together / 2)
     event = dp.SampledWithoutReplacementDpEvent(clients, cohort, gauss)
@@ -130,11 +135,21 @@ def clip(message: PyTree, limits: Channels) -> Any:
 
     def shrink(path: Any, leaf: Any) -> Any:
         if (name := channel(path)) is None:
+            _require_scalar(leaf)
             return leaf
         limit, norm = getattr(limits, name), norms[name]
         return trees.scale(jnp.where(norm > limit, limit / norm, 1.0), leaf)
 
     return jax.tree.map_with_path(shrink, message)
+
+
+def _require_scalar(leaf: Any) -> None:
+    """Raise if what belongs to no channel is more than a number."""
+    if leaf.ndim:
+        raise UserError(
+            "A message can be protected only if it names its channels: return Point(x=..., y=..., "
+            "v=...) from the client's work."
+        )
 
 
 def noisy(message: PyTree, deviations: Channels, key: jax.Array) -> Any:

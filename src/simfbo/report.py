@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -121,13 +122,11 @@ def summary(history: History) -> str:
 def _refused(history: History) -> str:
     """Return which replies did not count, in a sentence."""
     clients = {refusal["client"] for refusal in history.refusals}
-    kinds = Counter(refusal["reason"] for refusal in history.refusals)
-    (reason, count), *others = kinds.most_common()
-    more = f", the rest for {len(others)} other reasons" if others else ""
-    whose = f"{len(clients)} client{'s' * (len(clients) != 1)}"
+    kinds = Counter(re.sub(r"\d[\d.e+-]*", "…", line["reason"]) for line in history.refusals)
+    reason, count = kinds.most_common(1)[0]
     return (
-        f"{len(history.refusals):,} replies of {whose} did not count: {count:,} '{reason}'{more}; "
-        "the history lists them."
+        f"Replies that did not count: {len(history.refusals):,}, of {len(clients):,} clients, most "
+        f"often because the client {reason} ({count:,}); the history lists them."
     )
 
 

@@ -85,6 +85,7 @@ def run(
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}.")
+    first_state = algorithm.init(x0, y0)
     header = {
         "algorithm": algorithm.name,
         "rounds": rounds,
@@ -94,8 +95,10 @@ def run(
         "versions": versions(),
     }
     folder = None if directory is None else Path(directory)
+    if folder is not None:
+        _require_arrays(algorithm.name, first_state)
     journal = Journal(folder, header, checkpoint_seconds)
-    first = Progress(-1, algorithm.init(x0, y0), copy.deepcopy(federation.ledger))
+    first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
     limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
     job = _Job(algorithm, federation, evaluate, on_round, rounds, every, journal, limits)
     try:
@@ -104,6 +107,18 @@ def run(
         return _go(job, journal.resume(first) if resume else first, seed)
     finally:
         journal.close()
+
+
+def _require_arrays(name: str, state: Any) -> None:
+    """Raise unless a state can be saved, before a long run finds out."""
+    for leaf in jax.tree.leaves(state):
+        plain = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if not plain or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            kind = "random key" if plain else type(leaf).__name__
+            raise UserError(
+                f"The state of {name} holds a {kind}: keep arrays in it (of a key, its key_data), "
+                "so that it can be saved."
+            )
 
 
 class _Job(NamedTuple):
@@ -128,7 +143,7 @@ def _go(job: _Job, at: Progress, seed: int) -> History:
     journal, root, fold = job.journal, jax.random.key(seed), jax.jit(jax.random.fold_in)
     job.federation.ledger.total = at.ledger.total
     job.federation.ledger.by_work = dict(at.ledger.by_work)
-    job.federation.refusals.clear()
+    _refused(job, 0)
     try:
         for t in range(at.round + 1, job.rounds + 1):
             at, record = _advance(job, at, t, fold(root, t))
@@ -139,6 +154,7 @@ def _go(job: _Job, at: Progress, seed: int) -> History:
         journal.save(at)
     except KeyboardInterrupt:
         end = {"status": "interrupted"}
+        journal.rewind(at)
         journal.save(at)
         # A second Ctrl-C leaves this last look out.
         with contextlib.suppress(KeyboardInterrupt):
@@ -188,8 +204,9 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
 
 def _refused(job: _Job, t: int) -> list[dict[str, Any]]:
     """Return the refusals of iteration t, and take them from the federation's list."""
-    refusals = [{"round": t, **refusal._asdict()} for refusal in job.federation.refusals]
-    job.federation.refusals.clear()
+    waiting = getattr(job.federation, "refusals", [])
+    refusals = [{"round": t, **refusal._asdict()} for refusal in waiting]
+    waiting.clear()
     return refusals
 
 
@@ -227,20 +244,20 @@ def _variables(state: Any) -> dict[str, PyTree]:
 
 
 def _norms(variables: dict[str, PyTree]) -> np.ndarray:
-    """Return the norm of each variable."""
-    return np.asarray(_norms_of(variables), float)
+    """Return the norm of each variable, in the same order."""
+    return np.asarray(_norms_of(tuple(variables.values())), float)
 
 
 @jax.jit
-def _norms_of(variables: dict[str, PyTree]) -> jax.Array:
-    return jnp.stack([jnp.sqrt(trees.squared_norm(tree)) for tree in variables.values()])
+def _norms_of(variables: tuple[PyTree, ...]) -> jax.Array:
+    return jnp.stack([jnp.sqrt(trees.squared_norm(tree)) for tree in variables])
 
 
 def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> dict[str, Any] | None:
     """Return the end of a run whose variable is not finite or too large; None where all is well."""
     for name, norm, limit in zip(_variables(at.state), norms, job.limits, strict=True):
         if not norm <= limit:
-            latest = job.federation.latest
+            latest = getattr(job.federation, "latest", None)
             client = None if latest is None else latest.loudest
             reason = (
                 f"the norm of {name} is {norm:.3g} after round {at.round}, the limit {limit:.3g}; "
@@ -264,12 +281,12 @@ def _not_finite(record: dict[str, Any]) -> dict[str, Any] | None:
 def _starved(error: TooFewReplies, t: int) -> dict[str, Any]:
     """Return the end of a run with too few replies left.
 
-    Where what is left out was mostly too large or not finite, that is divergence, not absence.
+    Where most of those left out were too large or not finite, that is divergence, not absence.
     """
-    refusals = error.exchange.refusals
-    wild = [refusal for refusal in refusals if refusal.reason.startswith("sent")]
-    diverged = 2 * len(wild) > len(refusals)
-    client = (wild or refusals)[0].client if refusals else None
+    exchange = error.exchange
+    wild = ~exchange.admitted & (exchange.squares.sum(1) != 0)  # measured, and found too large
+    diverged = 2 * wild.sum() > (~exchange.admitted).sum()
+    client = int(exchange.asked.ids[np.argmax(wild if diverged else ~exchange.admitted)])
     advice = "Smaller steps often help" if diverged else "Ask more clients, or accept fewer replies"
     status = "diverged" if diverged else "starved"
     return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

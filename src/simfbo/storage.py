@@ -1,6 +1,7 @@
 """Variables on disk: plain npz, one array per leaf, named by its path."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from simfbo.checkpoint import put
 from simfbo.errors import UserError
-from simfbo.gate import as_arrays, names
+from simfbo.gate import as_arrays
 from simfbo.problem import PyTree
 
 
@@ -32,9 +33,13 @@ def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[Any, Any]:
         The saved variables.
     """
     like = {"x": x, "y": y}
-    with np.load(file, allow_pickle=False) as saved:
-        wanted = names(like)
-        if sorted(wanted) != sorted(saved.files):
-            raise UserError(f"{file} holds other variables than asked for: is it another task's?")
-        found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in wanted])
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            saved = dict(stored)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{file} cannot be read as variables: {error}.") from None
+    shapes = {name: np.shape(leaf) for name, leaf in as_arrays(like).items()}
+    if shapes != {name: array.shape for name, array in saved.items()}:
+        raise UserError(f"{file} holds other variables than asked for: is it another task's?")
+    found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in shapes])
     return found["x"], found["y"]

@@ -12,12 +12,16 @@ from rich.table import Table
 from simfbo import bands, comparison, report
 from simfbo.checkpoint import put
 from simfbo.commands import OUT, fresh, progress_bar
-from simfbo.config import RunConfig, as_toml
+from simfbo.config import RunConfig, as_toml, checked
 from simfbo.errors import UserError
 from simfbo.history import make_folder
-from simfbo.sweep import sweep
+from simfbo.sweep import refuse_other_settings, sweep
 
 _FILE = "study.json"
+_NEEDED = {
+    "compare": ("methods", "seeds", "targets"),
+    "tune": ("config", "space", "budget", "trials"),
+}
 
 
 def compare(
@@ -31,8 +35,9 @@ def compare(
     make_folder(directory)
     plans = {name: config.model_dump(mode="json") for name, config in methods.items()}
     asked = {"methods": plans, "seeds": list(seeds), "targets": list(targets)}
-    _write_down(directory, {"study": "compare", **asked, "metric": options.metric})
     jobs = comparison.jobs(methods, seeds, directory)
+    refuse_other_settings(jobs)
+    _write_down(directory, {"study": "compare", **asked, "metric": options.metric})
     OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task(f"{len(jobs)} runs, iterations", total=None)
@@ -66,6 +71,7 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
         "config": config.model_dump(mode="json"),
         "space": None if space is None else dict(space),
     }
+    _require_same(directory, {**own, "budget": options.budget, "trials": options.trials})
     _write_down(directory, {"study": "tune", **own, **asked})
     OUT.print(f"{options.trials} trials into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
@@ -108,12 +114,22 @@ def resume_tune(options: argparse.Namespace) -> int:
 
 
 def _config(tree: Any) -> RunConfig:
-    return RunConfig.model_validate_json(json.dumps(tree))
+    return checked(tree, {})
 
 
 def _write_down(directory: Path, asked: Mapping[str, Any]) -> None:
     """Write what was asked for into the folder, so that `--resume` finds it."""
     put(directory / _FILE, json.dumps(asked, indent=1).encode())
+
+
+def _require_same(directory: Path, asked: Mapping[str, Any]) -> None:
+    """Raise if a search with other settings was begun in the folder."""
+    if (directory / _FILE).exists():
+        begun = _asked(directory, "tune")
+        if any(begun[key] != value for key, value in json.loads(json.dumps(asked)).items()):
+            raise UserError(
+                f"{directory} holds a search with other settings: choose another folder."
+            )
 
 
 def _asked(directory: Path, study: str) -> dict[str, Any]:
@@ -122,7 +138,8 @@ def _asked(directory: Path, study: str) -> dict[str, Any]:
         asked = json.loads((directory / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         asked = {}
-    if not isinstance(asked, dict) or asked.get("study") != study:
+    needed = {"study", "metric", *_NEEDED[study]}
+    if not isinstance(asked, dict) or asked.get("study") != study or not needed <= set(asked):
         raise UserError(f"{directory} is no folder that `simfbo {study}` wrote: give one.")
     return asked
 

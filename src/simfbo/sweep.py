@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from simfbo.tasks import Task
 
 OnProgress = Callable[[int, int], None]
+_TOLD_TO_END = 143  # the exit code of a worker that saved first
+_GO_ON = "with --resume, everything goes on from the last checkpoints."
 _OVER = ("finished", "diverged")  # what a run is not taken up again after
 _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
 
@@ -58,6 +61,12 @@ def sweep(
         _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _tell(jobs, on_progress))
     _tell(jobs, on_progress)
     return [History.load(job.directory) for job in jobs]
+
+
+def refuse_other_settings(jobs: Sequence[Job]) -> None:
+    """Raise if a run with other settings is in the folder of a job."""
+    for job in jobs:
+        _ended(job)
 
 
 def _ended(job: Job) -> History | None:
@@ -111,10 +120,12 @@ def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
         except queue.Empty:
             tell()
         codes = [process.exitcode for process in processes if process.exitcode]
+        if _TOLD_TO_END in codes:
+            raise UserError(f"A worker process was told to end: {_GO_ON}")
         if codes and codes[0] < 0:
             raise UserError(
                 f"A worker process was killed by signal {-codes[0]}, perhaps for want of memory: "
-                "try --jobs 1. With --resume, everything goes on from the last checkpoints."
+                f"try --jobs 1; {_GO_ON}"
             )
         if codes:
             raise UserError(
@@ -136,7 +147,10 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for job in iter(todo.get, None):
             if not _do(job, done, data_dir):
-                return
+                break
+        else:
+            return
+    sys.exit(_TOLD_TO_END)
 
 
 def _do(job: Job, done: Any, data_dir: Path | None) -> bool:

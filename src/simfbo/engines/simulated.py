@@ -29,6 +29,7 @@ from simfbo.federation import (
     sums_of_nothing,
 )
 from simfbo.gate import (
+    AT_THE_LIMIT,
     NO_REPLY,
     Asked,
     Gate,
@@ -130,7 +131,7 @@ def _refusals(
     leaves = names(asked.like)
 
     def reason(j: int) -> str:
-        return NO_REPLY if absent[j] else str(too_large(squares[j], leaves, gate))
+        return NO_REPLY if absent[j] else too_large(squares[j], leaves, gate) or AT_THE_LIMIT
 
     return [
         Refusal(asked.number, asked.work, int(asked.ids[j]), reason(j))
@@ -191,7 +192,7 @@ def _gated_sum(
         total, squares, passed = carry
         j = order[k]
         z = message(j)
-        own = squared_norms(z)
+        own = jnp.where(absent[j], 0.0, squared_norms(z))
         ok = within(own, gate) & ~absent[j]
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
         if apart:
