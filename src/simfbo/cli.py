@@ -4,7 +4,6 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 """
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from simfbo import config as settings
+from simfbo import flags
 from simfbo.algorithm_config import ALGORITHMS
-from simfbo.complaints import brief, plain
+from simfbo.complaints import plain
 from simfbo.errors import UserError
 
 _SHORTCUTS = {
@@ -32,7 +32,6 @@ _SHORTCUTS = {
     "engine": "engine",
 }
 
-_MOST_SEEDS = 10_000
 
 _RUN_EXAMPLES = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
@@ -101,24 +100,6 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{plain(message.removeprefix('argument '), 250)}.")
 
 
-def _whole(text: str) -> int:
-    """Return a flag's whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"give a whole number, got {brief(text)}") from None
-
-
-def _seconds(text: str) -> float:
-    """Return a flag's number of seconds."""
-    try:
-        if (seconds := float(text)) >= 0:
-            return seconds
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"give a number of seconds, got {brief(text)}")
-
-
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(
@@ -131,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--or-digits", action="store_true", help="where the data set cannot be "
                      "fetched, run on scikit-learn's digits instead")  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="print the summary only")
-    run.add_argument("--checkpoint-seconds", type=_seconds, default=5.0, metavar="S",
+    run.add_argument("--checkpoint-seconds", type=flags.seconds_of, default=5.0, metavar="S",
                      help="how much time may pass between checkpoints (default 5)")  # fmt: skip
     _add_resume(run)
     _add_compare(
@@ -181,10 +162,14 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
     _add_settings(parser)
     add = parser.add_argument
-    add("--budget", type=_whole, default=20_000, metavar="B", help="communication rounds for all "
-        "trials together (default 20,000)")  # fmt: skip
+    add("--budget", type=flags.whole, default=20_000, metavar="B",
+        help="communication rounds for all trials together (default 20,000)")  # fmt: skip
     add(
-        "--trials", type=_whole, default=27, metavar="N", help="how many to begin with (default 27)"
+        "--trials",
+        type=flags.whole,
+        default=27,
+        metavar="N",
+        help="how many to begin with (default 27)",
     )
     add("--range", action="append", default=[], metavar="KEY=LOW..HIGH", help="what to tune; "
         "repeatable (default: the step sizes)")  # fmt: skip
@@ -195,7 +180,12 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     """Add what `compare` and `tune` share."""
     add = parser.add_argument
     add("--metric", help="what to judge by (default: the task's own)")
-    add("--jobs", type=_whole, metavar="J", help="runs side by side (default: a run per two cores)")
+    add(
+        "--jobs",
+        type=flags.whole,
+        metavar="J",
+        help="runs side by side (default: a run per two cores)",
+    )
     add("--output", type=Path, metavar="DIR", help="folder of the runs")
     add("--quiet", action="store_true", help="show no progress")
     _add_resume(parser)
@@ -208,15 +198,25 @@ def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> Non
     add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
     add("--dataset", help="digits (default), mnist, fashion-mnist or cifar10")
     add("--partition", help="iid (default), shards or dirichlet")
-    add("--clients", type=_whole, metavar="N", help="number of clients")
+    add("--clients", type=flags.whole, metavar="N", help="number of clients")
     if not several:
         add("--algorithm", help=" or ".join(ALGORITHMS))
-        add("--seed", type=_whole, help="of every random draw (default 0)")
-    add("--cohort", type=_whole, metavar="P", help="clients that take part in a round (default 10)")
+        add("--seed", type=flags.whole, help="of every random draw (default 0)")
+    add(
+        "--cohort",
+        type=flags.whole,
+        metavar="P",
+        help="clients that take part in a round (default 10)",
+    )
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
         "list 1,2,3")  # fmt: skip
-    add("--rounds", type=_whole, metavar="T", help="iterations (default 500)")
-    add("--every", type=_whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
+    add("--rounds", type=flags.whole, metavar="T", help="iterations (default 500)")
+    add(
+        "--every",
+        type=flags.whole,
+        metavar="K",
+        help="evaluate every K iterations (default: 20 times)",
+    )
     add("--engine", help="simulated (default, fast) or debug")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
@@ -250,29 +250,11 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         for flag, key in _SHORTCUTS.items()
         if getattr(options, flag, None) is not None
     }
-    overrides |= _local_steps(options.tau) if options.tau is not None else {}
+    overrides |= flags.local_steps(options.tau) if options.tau is not None else {}
     overrides |= dict(map(settings.parse_override, options.set))
     if not options.config and "task.name" not in overrides:
         raise UserError(f"Name a task: {' or '.join(settings.TASKS)}; or give --config FILE.")
     return overrides
-
-
-def _local_steps(text: str) -> dict[str, Any]:
-    """Return the settings that `--tau` stands for.
-
-    Example:
-        >>> _local_steps("1..10")
-        {'local_work.low': 1, 'local_work.high': 10}
-    """
-    try:
-        if ".." in text:
-            low, high = map(int, text.split(".."))
-            return {"local_work.low": low, "local_work.high": high}
-        taus = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--tau takes 5, 1..10 or 1,2,3; got '{plain(text)}'.") from None
-    tau = taus if len(taus) > 1 else taus[0]
-    return {"local_work.tau": tau, "local_work.low": None, "local_work.high": None}
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -306,7 +288,7 @@ def _compare(options: argparse.Namespace) -> int:
 
         return studies.resume_compare(options)
     methods, seeds = _comparison(options)
-    targets = _numbers(options.targets, "--targets") if options.targets else []
+    targets = flags.numbers(options.targets, "--targets") if options.targets else []
     from simfbo import studies
 
     return studies.compare(methods, seeds, targets, options)
@@ -322,7 +304,7 @@ def _comparison(options: argparse.Namespace) -> tuple[dict[str, settings.RunConf
         raise UserError("Say 'seeds' in place of 'seed': a comparison takes a list of them.")
     seeds = tree.pop("seeds", [0, 1, 2])
     if options.seeds is not None:
-        seeds = _whole_numbers(options.seeds, "--seeds")
+        seeds = flags.whole_numbers(options.seeds, "--seeds")
     seeds = comparison.checked_seeds(seeds)
     names = options.methods.split(",") if options.methods else None
     return comparison.plan(tree, {**overrides, "seed": seeds[0]}, names), seeds
@@ -336,54 +318,10 @@ def _tune(options: argparse.Namespace) -> int:
 
         return studies.resume_tune(options)
     config = _configuration(options)
-    space = dict(map(_range, options.range)) or None
+    space = dict(map(flags.span, options.range)) or None
     from simfbo import studies
 
     return studies.tune(config, space, options)
-
-
-def _range(text: str) -> tuple[str, tuple[float, float]]:
-    """Return (key, (low, high)) of KEY=LOW..HIGH.
-
-    Example:
-        >>> _range("algorithm.steps.y=0.01..1")
-        ('algorithm.steps.y', (0.01, 1.0))
-    """
-    key, _, span = text.partition("=")
-    try:
-        low, high = map(float, span.split(".."))
-    except ValueError:
-        raise UserError(f"--range takes KEY=LOW..HIGH, got '{plain(text)}'.") from None
-    return key, (low, high)
-
-
-def _whole_numbers(text: str, flag: str) -> list[int]:
-    """Return the numbers in 0..2 or 0,5,7.
-
-    Example:
-        >>> _whole_numbers("0..2", "--seeds")
-        [0, 1, 2]
-    """
-    try:
-        if ".." in text:
-            low, high = map(int, text.split(".."))
-            if high - low >= _MOST_SEEDS:
-                raise UserError(f"{flag} takes up to {_MOST_SEEDS:,} numbers, got '{plain(text)}'.")
-            return list(range(low, high + 1))
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{plain(text)}'.") from None
-
-
-def _numbers(text: str, flag: str) -> list[float]:
-    """Return the numbers in 0.9,0.95."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(map(math.isfinite, found)):
-        raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{plain(text)}'.")
-    return found
 
 
 def _cost(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def _is_rehearsed(history: History) -> bool:
 def begun_run(directory: Path) -> History:
     """Return the history of a run that was begun; a checkpoint's word on the header is better."""
     begun = History.load(directory)
-    header = checkpoint.newest(directory, lambda found: found.manifest["header"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damage the run itself will tell
+        header = checkpoint.newest(directory, lambda found: found.manifest["header"])
     begun.header = begun.header if header is None else header
     return begun
 

@@ -53,10 +53,14 @@ class Journal:
         self._writer: Writer | None = None
         self._saved_at, self._saved_round = time.monotonic(), -1
 
-    def begin(self) -> None:
-        """Begin a new history."""
+    def begin(self, first: Progress) -> Progress:
+        """Return the beginning of the run, with a new history begun."""
         self._writer = Writer(self._directory)
-        self._writer.write("header", self.history.header)
+        return self._write_header(first)
+
+    def _write_header(self, first: Progress) -> Progress:
+        self._open.write("header", self.history.header)
+        return first._replace(written=self._open.position)
 
     def resume(self, first: Progress) -> Progress:
         """Return where the run was when it was last written down; `first`, where it never was.
@@ -72,8 +76,7 @@ class Journal:
         if found is None:
             self._require_own_beginning()
             self._writer.cut(0)
-            self._writer.write("header", self.history.header)
-            return first
+            return self._write_header(first)
         progress, self.history = found
         self._writer.cut(progress.written)
         checkpoint.forget_after(self._directory, progress.round)

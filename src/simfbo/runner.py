@@ -102,9 +102,7 @@ def run(
     limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
     job = _Job(algorithm, federation, evaluate, on_round, rounds, every, journal, limits)
     try:
-        if not resume:
-            journal.begin()
-        return _go(job, journal.resume(first) if resume else first, seed)
+        return _go(job, journal.resume(first) if resume else journal.begin(first), seed)
     finally:
         journal.close()
 

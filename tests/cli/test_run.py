@@ -1,6 +1,5 @@
 """`simfbo run`, and what holds for every command: files, numbers, sentences and exit codes."""
 
-import json
 import os
 import re
 import signal
@@ -238,58 +237,6 @@ def test_diverged(simfbo):
     code, out, err = simfbo("run", "--resume", "it")
     assert (code, err) == (1, first + "\n")
     assert out == "it has diverged: nothing is left to do.\n"
-
-
-def test_starved(simfbo):
-    flags = ("--set", "gate.drop_out=0.99", "--rounds", "30", "--output", "it", "--quiet")
-    code, out, err = simfbo(*RUN, *flags)
-    assert code == 1
-    assert "starved after " in out
-    assert "replies of 3 clients did not count" in out
-    first, second = err.splitlines()
-    assert "replies to 'simfbo_step' count: client 0 did not reply." in first
-    assert second == "simfbo: to go on: simfbo run --resume it"
-    assert History.load("it").end["status"] == "starved"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--resume", "no"), "No run is at no: give a folder that `simfbo run` wrote."),
-        (("quadratic", "--resume", "it"), "leave TASK out."),
-        (("--resume", "it", "--rounds", "9"), "leave --rounds out."),
-        (("--resume", "it", "--set", "seed=3"), "leave --set out."),
-        (("--resume", "it", "--output", "b"), "leave --output out."),
-    ],
-)
-def test_resume_takes_no_settings(simfbo, arguments, sentence):
-    code, out, err = simfbo("run", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("simfbo: ")
-    assert err.endswith(sentence + "\n")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.filterwarnings("default:.*is damaged")
-def test_resume_after_damage(simfbo):
-    simfbo(*RUN, "--output", "it", "--quiet", "--checkpoint-seconds", "0")
-    file = Path("it/history.jsonl")
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-1]))  # killed just before its end
-    newest, older = (Path(f"it/checkpoint-000000000{t}.npz") for t in (3, 2))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    code, _, err = simfbo("run", "--resume", "it", "--quiet")
-    told = "is damaged (its digest is wrong); the one before it is used."
-    assert (code, err) == (0, f"simfbo: {newest} {told}\n")
-    assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == [
-        json.loads(line)["kind"] for line in lines
-    ]
-    file.write_bytes(b"".join(lines[:-1]))
-    for damaged in (newest, older):
-        damaged.write_bytes(b"\0" * 100)
-    code, _, err = simfbo("run", "--resume", "it", "--quiet")
-    assert code == 2
-    assert err.splitlines()[-1].startswith("simfbo: No checkpoint in it is sound")
 
 
 def test_epsilon_stands_beside_the_metrics(simfbo):

@@ -63,8 +63,10 @@ def test_compare(simfbo):
     ]
     again = History.load("out/simfbo-seed0")
     assert again.column("x_error") == histories["simfbo-seed0"].column("x_error")
+    plan = Path("out/study.json").read_bytes()
     code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "0")
     assert code == 2
+    assert Path("out/study.json").read_bytes() == plan
     assert err == (
         "simfbo: out/simfbo-seed0 holds a run with other settings: choose another output folder.\n"
     )
@@ -186,20 +188,26 @@ def grows(file):
     return file.stat().st_size > length
 
 
-def test_a_killed_worker_is_one_sentence(tmp_path):
+ENDED = {
+    signal.SIGKILL: "A worker process was killed by signal 9, perhaps for want of memory: try "
+    "--jobs 1; with --resume, everything goes on from the last checkpoints.",
+    signal.SIGTERM: "A worker process was told to end: with --resume, everything goes on from the "
+    "last checkpoints.",
+}
+
+
+@pytest.mark.parametrize("how", ENDED)
+def test_a_worker_that_ends_is_one_sentence(tmp_path, how):
     process, _ = endless(tmp_path)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = [
         pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     assert len(workers) == 1
-    os.kill(int(workers[0]), signal.SIGKILL)
+    os.kill(int(workers[0]), how)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert err == (
-        "simfbo: A worker process was killed by signal 9, perhaps for want of memory: try --jobs "
-        "1. With --resume, everything goes on from the last checkpoints.\n"
-    )
+    assert err == f"simfbo: {ENDED[how]}\n"
 
 
 def test_workers_end_with_a_killed_parent(tmp_path):
@@ -210,9 +218,13 @@ def test_workers_end_with_a_killed_parent(tmp_path):
     assert not grows(file)
 
 
-def test_a_real_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("politely", [False, True])
+def test_ctrl_c_leaves_nothing_behind_and_says_how_to_go_on(tmp_path, politely):
     process, file = endless(tmp_path)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
+    if politely:
+        process.terminate()  # as a service manager does, to the parent alone
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "simfbo: interrupted; to go on: simfbo compare --resume it.\n"

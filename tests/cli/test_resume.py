@@ -1,0 +1,107 @@
+"""`--resume` and what stands in its way."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simfbo.history import History
+
+RUN = ("run", "quadratic", "--set", "task.clients=3", "--rounds", "3", "--every", "1", "--quiet")
+
+
+def test_starved(simfbo):
+    flags = ("--set", "gate.drop_out=0.99", "--rounds", "30", "--output", "it")
+    code, out, err = simfbo(*RUN, *flags)
+    assert code == 1
+    assert "starved after " in out
+    assert "Replies that did not count: 3, of 3 clients, most often because the client did " in out
+    # These drop-outs were asked for and will come again, so going on is not offered.
+    assert err == (
+        "simfbo: starved in round 1: only 0 of 3 replies to 'simfbo_step' count: client 0 did not "
+        "reply. Ask more clients, or accept fewer replies.\n"
+    )
+    assert History.load("it").end["status"] == "starved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--resume", "no"), "No run is at no: give a folder that `simfbo run` wrote."),
+        (("quadratic", "--resume", "it"), "leave TASK out."),
+        (("--resume", "it", "--rounds", "9"), "leave --rounds out."),
+        (("--resume", "it", "--set", "seed=3"), "leave --set out."),
+        (("--resume", "it", "--output", "b"), "leave --output out."),
+    ],
+)
+def test_resume_takes_no_settings(simfbo, arguments, sentence):
+    code, out, err = simfbo("run", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("simfbo: ")
+    assert err.endswith(sentence + "\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("default:.*cannot be used")
+def test_resume_after_damage(simfbo):
+    simfbo(*RUN, "--output", "it", "--checkpoint-seconds", "0")
+    file = Path("it/history.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))  # killed just before its end
+    newest, older = (Path(f"it/checkpoint-000000000{t}.npz") for t in (3, 2))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    code, _, err = simfbo("run", "--resume", "it", "--quiet")
+    told = "cannot be used (its digest is wrong); the one before it is tried."
+    assert (code, err) == (0, f"simfbo: {newest} {told}\n")
+    assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == [
+        json.loads(line)["kind"] for line in lines
+    ]
+    file.write_bytes(b"".join(lines[:-1]))
+    for damaged in (newest, older):
+        damaged.write_bytes(b"\0" * 100)
+    code, _, err = simfbo("run", "--resume", "it", "--quiet")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("simfbo: No checkpoint in it can be used")
+
+
+def test_what_follows_a_run_is_made_up_for(simfbo):
+    """Killed after its end was written and before its variables were: nothing is lost."""
+    simfbo(*RUN, "--output", "it")
+    before = np.load("it/variables.npz")["['x']"]
+    for name in ("variables.npz", "summary.txt", "figure.png"):
+        Path("it", name).unlink()
+    code, out, err = simfbo("run", "--resume", "it")
+    assert (code, err) == (0, "")
+    assert "finished after 3 of 3 iterations." in out
+    np.testing.assert_array_equal(np.load("it/variables.npz")["['x']"], before)
+    assert Path("it/figure.png").exists()
+
+
+@pytest.mark.parametrize("harm", [(b'"config"', b'"konfig"'), (b'"clients": 3', b'"clients": "x"')])
+@pytest.mark.filterwarnings("ignore:.*cannot be used")
+def test_a_spoilt_header_is_one_sentence(simfbo, harm):
+    simfbo(*RUN, "--output", "it")
+    file = Path("it/history.jsonl")
+    data = file.read_bytes()
+    assert harm[0] in data
+    lines = data.replace(*harm).splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    code, out, err = simfbo("run", "--resume", "it", "--quiet")
+    assert (code, out.strip()) == (2, "")
+    assert err.splitlines()[-1].startswith("simfbo: No checkpoint in it can be used")
+    for checkpoint in Path("it").glob("checkpoint-*"):
+        checkpoint.unlink()
+    code, out, err = simfbo("run", "--resume", "it", "--quiet")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("simfbo: 'task")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"study": "compare"}', "\0"])
+@pytest.mark.parametrize("study", ["compare", "tune"])
+def test_a_spoilt_plan_is_one_sentence(simfbo, study, text):
+    Path("it").mkdir()
+    Path("it/study.json").write_text(text)
+    code, out, err = simfbo(study, "--resume", "it")
+    told = f"simfbo: it is no folder that `simfbo {study}` wrote: give one.\n"
+    assert (code, out, err) == (2, "", told)
