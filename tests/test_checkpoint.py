@@ -1,8 +1,10 @@
 """Checkpoints: every flipped bit and every cut is noticed, and a file is whole or not there."""
 
+import hashlib
 import io
 import os
 import re
+import zipfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,33 @@ def test_numpy_reads_it_without_us():
     with np.load(io.BytesIO(encode(STATE, MANIFEST)), allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored[".x['w']"], STATE.x["w"])
         assert b'"round": 7' in stored["manifest"].tobytes()
+
+
+def test_the_archives_comment_is_the_digest_of_all_before_it():
+    data = encode(STATE, MANIFEST)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.comment == hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]
+        assert archive.testzip() is None
+
+
+def sealed(body):
+    """Return bytes whose digest is right, whatever they are."""
+    return body + hashlib.sha256(body).hexdigest().encode()
+
+
+def test_what_is_whole_but_not_ours_is_refused():
+    pickled = io.BytesIO()
+    np.savez(pickled, manifest=np.array([{"format": 1}], object))
+    other = io.BytesIO()
+    np.savez(other, a=np.ones(2))
+    for body in (b"", b"text", pickled.getvalue(), other.getvalue()):
+        with pytest.raises(DamagedError, match="no checkpoint of simfbo"):
+            decode(sealed(body))
+
+
+def test_a_manifest_is_strict_json():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode(STATE, {"seconds": float("nan")})
 
 
 def test_every_bit_counts():
@@ -97,6 +126,16 @@ def test_the_newest_two_are_kept(tmp_path):
     ]
     assert sorted(os.listdir(tmp_path)) == sorted(file.name for file in files(tmp_path))
     assert newest(tmp_path, lambda found: found.manifest["round"]) == 10
+
+
+def test_later_ones_are_forgotten(tmp_path):
+    kept = [save(tmp_path, step, STATE, {}) for step in (1, 2)]
+    checkpoint.forget_after(tmp_path, 2)
+    assert files(tmp_path) == kept[::-1]
+    checkpoint.forget_after(tmp_path, 1)
+    assert files(tmp_path) == kept[:1]
+    checkpoint.forget_after(tmp_path, 0)
+    assert files(tmp_path) == []
 
 
 def damage(file):

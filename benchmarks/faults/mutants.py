@@ -4,7 +4,7 @@
 
 Mutants are made by cosmic-ray (extra `benchmark`) in copies of the tree, which itself stays as
 it is. A mutant is killed if the tests of its module fail or hang. Of a module with many, a random
-choice is tried.
+choice is tried. Named modules are surveyed alone; the others keep their results.
 """
 
 import json
@@ -107,10 +107,13 @@ def main() -> None:
     names = sys.argv[1:] or list(TESTS)
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(names, pool.map(survey, names), strict=True))
+    file = HERE / "results" / "mutants.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    found = {name: found.get(name) or before[name] for name in TESTS if name in {**before, **found}}
     killed = sum(one.get("killed", 0) for one in found.values())
     total = killed + sum(one.get("survived", 0) for one in found.values())
     found["share_killed"] = round(killed / total, 4)
-    (HERE / "results" / "mutants.json").write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(found, indent=1) + "\n")
     for name, one in found.items():
         print(name, {k: v for k, v in one.items() if k != "survivors"} if name in TESTS else one)
 

@@ -165,9 +165,12 @@ def decode(data: bytes) -> Checkpoint:
     body, found = data[:-_DIGITS], data[-_DIGITS:]
     if len(found) < _DIGITS or found != _digest(body):
         raise DamagedError("its digest is wrong")
-    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
+    except (ValueError, KeyError, zipfile.BadZipFile):
+        raise DamagedError("it is whole, but no checkpoint of simfbo") from None
     if manifest["format"] != FORMAT:
         raise DamagedError(f"its format is {manifest['format']}, this version reads {FORMAT}")
     kinds = manifest.pop("dtypes")
