@@ -327,6 +327,16 @@ def test_ctrl_c_in_an_evaluation_takes_the_round_back(whole, tmp_path):
     assert lines(tmp_path) == lines(directory)
 
 
+def test_other_random_numbers_are_refused(tmp_path):
+    with pytest.raises(Stop):
+        go(tmp_path, kill=3)
+    with (
+        jax.default_prng_impl("rbg"),
+        pytest.raises(UserError, match="begun with another jax_default_prng_impl"),
+    ):
+        go(tmp_path, resume=True)
+
+
 def test_resume_needs_a_folder():
     with pytest.raises(UserError, match="give its directory"):
         go(resume=True)

@@ -147,11 +147,10 @@ class Journal:
     def _manifest(self, at: Progress) -> dict[str, Any]:
         """Return all of a run's progress but its arrays, as JSON values."""
         by_work = {name: list(traffic) for name, traffic in at.ledger.by_work.items()}
-        seed = self.history.header["seed"]
         return {
             "header": self.history.header,
             "round": at.round,
-            "key": np.asarray(jax.random.key_data(jax.random.key(seed))).tolist(),
+            "key": self._key(),
             "ledger": {"total": list(at.ledger.total), "by_work": by_work},
             "refused": at.refused,
             "seconds": at.seconds,
@@ -160,12 +159,19 @@ class Journal:
             "history": hashlib.sha256(self._book()[: at.written]).hexdigest(),
         }
 
+    def _key(self) -> list[int]:
+        """Return the random key that all others of the run come from."""
+        key = jax.random.key(self.history.header["seed"])
+        return np.asarray(jax.random.key_data(key)).tolist()
+
     def _read(self, first: Progress) -> Any:
         """Return the reader of a checkpoint: into progress, and the history that belongs to it."""
 
         def read(found: Checkpoint) -> tuple[Progress, History]:
             manifest = found.manifest
             require_same(self.history.header, manifest["header"])
+            if manifest["key"] != self._key():
+                raise UserError("The run was begun with another jax_default_prng_impl: set that.")
             history = _prefix(self._book(), manifest)
             total, by_work = manifest["ledger"]["total"], manifest["ledger"]["by_work"]
             ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_work.items()})
@@ -188,12 +194,13 @@ def _prefix(data: bytes, manifest: Mapping[str, Any]) -> History:
 def require_same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raise unless both headers describe one run; warn where versions differ."""
     for key in ("algorithm", "rounds", "every", "seed", "config"):
-        if wanted[key] != found[key]:
+        if wanted[key] != found.get(key):
             raise UserError(
                 f"The run was begun with other settings ({key}): resume it with those, or choose "
                 "another folder."
             )
-    changed = [name for name, v in wanted["versions"].items() if found["versions"].get(name) != v]
+    before = found.get("versions") or {}
+    changed = [name for name, v in wanted["versions"].items() if before.get(name) != v]
     if changed:
         warnings.warn(
             f"The run was begun with another version of {', '.join(changed)}, so what follows may "
