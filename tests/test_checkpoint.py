@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import re
+import stat
 import zipfile
 
 import jax.numpy as jnp
@@ -209,7 +210,7 @@ def test_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     sync, move = os.fsync, os.replace
 
     def fsync(handle):
-        kind = "folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file"
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
         calls.append(("sync", kind, sorted(os.listdir(tmp_path))))
         sync(handle)
 

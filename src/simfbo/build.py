@@ -23,7 +23,6 @@ from simfbo.config import (
     LocalWorkConfig,
     QuadraticConfig,
     RunConfig,
-    SamplingConfig,
 )
 from simfbo.data import FederatedData
 from simfbo.engines import DebugFederation, SimulatedFederation
@@ -70,24 +69,17 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     engine = SimulatedFederation if config.engine == "simulated" else DebugFederation
     work = _local_work(config.local_work, config.seed)
     work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
-    rules, size = config.gate, cohort_size(config, data.n)
+    rules, size = config.gate, config.cohort_size(data.n)
     if rules.min_replies > size:
         raise UserError(f"'gate.min_replies' is {rules.min_replies}, but only {size} are asked.")
     return engine(
         data,
-        _sampler(config.sampling, data.n),
+        _sampler(config.sampling.kind, size, data.n),
         work,
         gate=Gate(rules.max_norm, rules.min_replies),
         aggregators=_aggregators(config.aggregation),
         absence=sampling.drop_out(rules.drop_out) if rules.drop_out else None,
     )
-
-
-def cohort_size(config: RunConfig, n: int) -> int:
-    """Return how many clients are asked in an exchange."""
-    if config.sampling.kind == "everyone":
-        return n
-    return min(10, n) if config.sampling.size is None else config.sampling.size
 
 
 def run_config(
@@ -127,7 +119,7 @@ def _with_epsilon(config: RunConfig, task: Task, federation: Engine) -> Evaluate
     """Return the task's metrics, with the epsilon of all exchanges until then beside them."""
     assert config.privacy is not None
     noise, delta = _privacy(config.privacy).noise, config.privacy.delta
-    n, size = federation.n, cohort_size(config, federation.n)
+    n, size = federation.n, config.cohort_size(federation.n)
 
     def evaluate(state: Any) -> dict[str, float]:
         spent = epsilon(federation.ledger.total.rounds, n, size, noise, delta)
@@ -163,12 +155,11 @@ def _steps(config: StepsConfig | PairConfig) -> Steps:
     return Steps(y=config.y, v=getattr(config, "v", config.y), x=config.x)
 
 
-def _sampler(config: SamplingConfig, n: int) -> sampling.Sampler:
+def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
     """Return the sampler; a cohort larger than the federation is refused now, not mid-run."""
-    size = min(10, n) if config.size is None else config.size
-    if config.kind == "everyone":
+    if kind == "everyone":
         return sampling.everyone()
-    if config.kind == "with-replacement":
+    if kind == "with-replacement":
         return sampling.with_replacement(size)
     if size > n:
         raise UserError(f"A cohort of {size} cannot be drawn from {n} clients: lower it.")

@@ -190,17 +190,16 @@ class RunConfig(Strict):
                 f"'task.clients' times the most local steps must not exceed {_NUMBERS // 10:,}: "
                 "lower one of them"
             )
-        if self.algorithm.name == "fedmbo" and self._cohort() > _MOST_CHAINS:
+        if self.algorithm.name == "fedmbo" and self.cohort_size(self.task.clients) > _MOST_CHAINS:
             raise ValueError(
                 f"'sampling.size' must not exceed {_MOST_CHAINS:,} for fedmbo, which holds a "
-                f"square of it, got {self._cohort()}"
+                f"square of it, got {self.cohort_size(self.task.clients)}"
             )
         return self
 
-    def _cohort(self) -> int:
-        """Return how many clients take part in a round."""
-        everyone = self.sampling.kind == "everyone"
-        return self.task.clients if everyone else self.sampling.size or 10
+    def cohort_size(self, n: int) -> int:
+        """Return how many of n clients are asked in an exchange."""
+        return n if self.sampling.kind == "everyone" else self.sampling.size or min(10, n)
 
 
 def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
