@@ -7,7 +7,7 @@ import pytest
 
 from simfbo import DebugFederation, SimulatedFederation, UserError, from_clients
 from simfbo.federation import Exchange
-from simfbo.gate import Asked, Gate, Reply, admit, as_arrays, names
+from simfbo.gate import Asked, Gate, Reply, admit, as_arrays, names, occurrences
 from simfbo.problem import Point
 
 
@@ -113,3 +113,36 @@ def test_the_absent_are_not_measured_and_complex_numbers_are_not_sent(engine):
     np.testing.assert_array_equal(federation.latest.squares, [[2], [0], [2]])
     with pytest.raises(UserError, match="'work' returns complex128 numbers: return floats"):
         federation.aggregate(work, np.ones((), complex), cohort, jax.random.key(0))
+
+
+def test_defaults():
+    assert Gate() == Gate(max_norm=None, min_replies=1)
+    assert Reply(3, 5, {}).repeat == 0
+
+
+def test_repeats_are_numbered():
+    ids = np.array([1, 2, 2, 5, 5, 5, 5, 9])
+    assert occurrences(ids).tolist() == [0, 0, 1, 0, 1, 2, 3, 0]
+
+
+def test_a_bare_array_has_no_name():
+    asked = Asked(1, "work", np.array([4]), np.zeros(2))
+    bad = Reply(4, 1, {"": np.array([0.0, np.nan])})
+    (refusal,) = admit([bad], asked, Gate()).refusals
+    assert refusal.reason == "sent a message that is not finite, or too large to measure"
+    reasons = [admit([Reply(4, 1, arrays)], asked, Gate()).refusals[0].reason for arrays in (
+        {}, {"": 3}, {"": np.zeros(2, int)}, {"": np.zeros(3)})]  # fmt: skip
+    assert reasons == [
+        "left out its array",
+        "sent a int for its array",
+        "sent int64 numbers for its array, not float64",
+        "sent shape (3,) for its array, not (2,)",
+    ]
+
+
+def test_refusals_come_in_the_order_of_clients_those_unknown_first():
+    strays = [fine(7), fine(0), "what", fine(1)]
+    found = admit([*strays, fine(3), fine(8)], ask(), Gate())
+    assert [refusal.client for refusal in found.refusals] == [None, 0, 1, 7]
+    again = admit([fine(8), *strays[::-1], fine(3)], ask(), Gate())
+    assert again.refusals == found.refusals

@@ -99,6 +99,8 @@ SHARE = "The share to trim at either end must lie in [0, 0.5)"
         (lambda: trimmed_mean(0.5), f"{SHARE}, got 0.5."),
         (lambda: trimmed_mean(-0.1), f"{SHARE}, got -0.1."),
         (lambda: clipped_mean(0.0), "The norm to clip to must be positive, got 0.0."),
+        (lambda: clipped_mean(-1.0), "The norm to clip to must be positive, got -1.0."),
+        (lambda: clipped_mean(float("nan")), "The norm to clip to must be positive, got nan."),
         (lambda: clipped_mean(float("inf")), "The norm to clip to must be positive, got inf."),
     ],
 )  # fmt: skip

@@ -80,3 +80,17 @@ def test_everyone_is_exact(sampler):
 def test_impossible_cohorts_are_refused(size):
     with pytest.raises(UserError, match=f"A cohort of {size} cannot be drawn from 5 clients"):
         without_replacement(size)(jax.random.key(0), WEIGHTS)
+
+
+def test_cohorts_are_pinned():
+    """A stored run must meet the same cohorts again, in whatever version."""
+    key, p = jax.random.key(3), np.full(20, 0.05)
+    assert without_replacement(4)(key, p).ids.tolist() == [5, 9, 15, 16]
+    assert with_replacement(4)(key, p).ids.tolist() == [6, 10, 15, 19]
+
+
+@pytest.mark.parametrize("sampler", [without_replacement, with_replacement])
+def test_a_cohort_of_one(sampler):
+    cohort = sampler(1)(jax.random.key(0), np.array([0.25, 0.75]))
+    assert len(cohort.ids) == 1
+    assert cohort.weights.tolist() == [[0.5, 1.5][cohort.ids[0]]]

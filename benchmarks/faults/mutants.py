@@ -98,7 +98,8 @@ def summary(found: list[Any]) -> dict[str, Any]:
         counts[outcome] += 1
         if outcome == "survived":
             lines = (result["diff"] or "").splitlines()
-            survivors.append([line for line in lines if line[:1] in "+-"][2:])
+            changed = [line for line in lines if line[:1] in ("+", "-")]
+            survivors.append([line for line in changed if line[:3] not in ("+++", "---")])
     return {**counts, "survivors": survivors}
 
 
