@@ -265,7 +265,7 @@ def test_settings_that_do_not_fit_are_refused(keys, sentence):
         ({"algorithm.y": 0.1}, "'algorithm.y' is no setting. Did you mean 'algorithm.local.y' or "
          "'algorithm.server.y'?"),
         ({"algorithm.penalty": 2.0}, "'algorithm.penalty' is no setting. The settings of simfbo "
-         "are independent_batches, local, radius, server, server_optimiser."),
+         "are independent_batches, local, radius, server, server_optimiser, server_schedule."),
         ({"task.hidden": 3}, "'task.hidden' is no setting. The settings of quadratic are "
          "batch_size, clients, dim_x, dim_y, heterogeneity, noise, samples."),
         ({"methods": {}}, "'methods' is no setting. A file with methods is for simfbo compare."),

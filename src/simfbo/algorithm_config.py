@@ -32,9 +32,13 @@ class PairConfig(Strict):
 
 
 class _LocalAndServer(Strict):
-    """Steps of the clients and of the server; left out, a server step is the local one."""
+    """Steps of the clients and of the server; left out, a server step is the local one.
+
+    With `cosine` the server's steps fall to zero over the run's iterations.
+    """
 
     server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_schedule: Literal["constant", "cosine"] = "constant"
 
     @model_validator(mode="before")
     @classmethod

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -52,16 +53,30 @@ def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     return _hyper_representation(task, config.seed, data_dir)
 
 
-def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem) -> Algorithm:
-    """Return the algorithm of a configuration: its fields are the factory's arguments."""
+def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem, rounds: int = 1) -> Algorithm:
+    """Return the algorithm of a configuration: its fields are the factory's arguments.
+
+    Args:
+        config: the method's settings.
+        problem: the two losses.
+        rounds: iterations over which a schedule runs.
+    """
     factory = getattr(algorithms, config.name)
     if not isinstance(config, SimFBOConfig | MemFBOConfig):
         options = config.model_dump(exclude={"name", "steps"})
         return factory(problem, _steps(config.steps), **options)
     rule = _OPTIMISERS[config.server_optimiser]
-    server = Server(*(rule(step) for step in _steps(config.server or config.local)))
-    options = config.model_dump(exclude={"name", "local", "server", "server_optimiser"})
-    return factory(problem, _steps(config.local), server, **options)
+    falls = config.server_schedule == "cosine"
+    steps = _steps(config.server or config.local)
+    server = Server(*(rule(_falling(step, rounds) if falls else step) for step in steps))
+    left_out = {"name", "local", "server", "server_optimiser", "server_schedule"}
+    return factory(problem, _steps(config.local), server, **config.model_dump(exclude=left_out))
+
+
+def _falling(step: float, rounds: int) -> optax.Schedule:
+    """Return the step that falls to zero along a half cosine."""
+    cosine = optax.cosine_decay_schedule(step, rounds)
+    return lambda count: cosine(jnp.asarray(count, float))  # strict promotion wants a float
 
 
 def build_federation(config: RunConfig, data: FederatedData) -> Engine:
@@ -91,7 +106,7 @@ def run_config(
     checkpoint_seconds: float = 5.0,
 ) -> History:
     """Return the history of the run that a configuration describes."""
-    algorithm = build_algorithm(config.algorithm, task.problem)
+    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     federation = build_federation(config, task.data)
     evaluate = task.evaluate
     if config.privacy is not None:
@@ -186,7 +201,7 @@ def _hyper_representation(
     config: HyperRepresentationConfig, seed: int, data_dir: Path | None
 ) -> Task:
     """Return the image task."""
-    images = datasets.load(config.dataset, data_dir)
+    images = _first(datasets.load(config.dataset, data_dir), config)
     return hyper_representation(
         images,
         _parts(config, images.train_labels, seed),
@@ -196,6 +211,21 @@ def _hyper_representation(
         regularisation=config.regularisation,
         seed=seed,
     )
+
+
+def _first(images: datasets.ImageData, config: HyperRepresentationConfig) -> datasets.ImageData:
+    """Return as many of the first images as a configuration asks for."""
+    for key, labels in (("train_images", images.train_labels), ("test_images", images.test_labels)):
+        if (getattr(config, key) or 0) > len(labels):
+            raise UserError(
+                f"'task.{key}' is {getattr(config, key):,}, but {config.dataset} has "
+                f"{len(labels):,}: lower it."
+            )
+    train, test = slice(config.train_images), slice(config.test_images)
+    return images._replace(
+        train_images=images.train_images[train], train_labels=images.train_labels[train],
+        test_images=images.test_images[test], test_labels=images.test_labels[test],
+    )  # fmt: skip
 
 
 def _parts(config: HyperRepresentationConfig, labels: np.ndarray, seed: int) -> partition.Rows:

@@ -64,7 +64,8 @@ class HyperRepresentationConfig(Strict):
     """A shared representation with a linear head, on images.
 
     Left out, `clients` is 100 (20 for the small digits) and `upper_share` 0.5 for iid clients and
-    0.2 for others, as in the released baselines.
+    0.2 for others, as in the released baselines; `train_images` and `test_images`, where given, are
+    how many of the first images are used.
     """
 
     name: Literal["hyper-representation"]
@@ -78,6 +79,8 @@ class HyperRepresentationConfig(Strict):
     upper_share: Annotated[float, Field(gt=0, lt=1)]
     batch_size: Annotated[Dimension | None, Absent] = 64
     regularisation: Positive = 1e-3
+    train_images: Annotated[Count | None, Absent] = None
+    test_images: Annotated[Count | None, Absent] = None
 
     @model_validator(mode="before")
     @classmethod
