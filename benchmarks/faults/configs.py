@@ -160,7 +160,7 @@ def built(config: RunConfig) -> Finding:
         with limit(10 * SECONDS), loud():
             task = build_task(config)
             build_federation(config, task.data)
-            build_algorithm(config.algorithm, task.problem)
+            build_algorithm(config.algorithm, task.problem, config.rounds)
     except UserError as error:
         one_line = str(error).isprintable() and len(str(error)) <= LONGEST
         return Finding("accepted" if one_line else "long when built", str(error))

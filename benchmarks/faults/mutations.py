@@ -108,7 +108,7 @@ def sources() -> list[Source]:
     found.append(Source("drawn work", "run", as_toml(load(None, drawn))))
     private = {"task.name": TASKS[0], "privacy.where": "client", "aggregation.trim": 0.1}
     found.append(Source("private", "run", as_toml(load(None, private))))
-    methods = (ROOT / "benchmarks" / "comparison" / "methods.toml").read_text(encoding="utf-8")
+    methods = (ROOT / "examples" / "methods.toml").read_text(encoding="utf-8")
     return [*found, *3 * [Source("comparison", "compare", COMPARISON)],
             Source("methods", "compare", methods)]  # fmt: skip
 

@@ -54,7 +54,7 @@ def setting(name: str, keys: dict[str, Any] | None = None) -> settings.RunConfig
 
 def first_norms(name: str, task: Any) -> Channels:
     """Return the median norms of the first messages of up to a hundred clients, by channel."""
-    method = build_algorithm(setting(name).algorithm, task.problem)
+    method = build_algorithm(setting(name).algorithm, task.problem, setting(name).rounds)
     ids = np.arange(min(100, task.data.n), dtype=np.int32)
     state = method.init(task.x0, task.y0)
     payload, everyone = Point(state.x, state.y, state.v), Cohort(ids, np.eye(len(ids)))

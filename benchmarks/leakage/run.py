@@ -83,7 +83,7 @@ def trained(name: str) -> tuple[State, State, float]:
     """Return the state before and after some rounds, and the test accuracy it ends with."""
     config = setting(name)
     task = build_task(config)
-    method = build_algorithm(config.algorithm, task.problem)
+    method = build_algorithm(config.algorithm, task.problem, config.rounds)
     history = run(
         method, build_federation(config, task.data), task.x0, task.y0,
         rounds=ROUNDS, evaluate=task.evaluate, every=ROUNDS,
@@ -95,7 +95,7 @@ def exchange(name: str, case: Case) -> list[Seen]:
     """Return what every client sends in one exchange, as the server receives it."""
     config = setting(name, case.batch)
     task = build_task(config)
-    method = build_algorithm(config.algorithm, task.problem)
+    method = build_algorithm(config.algorithm, task.problem, config.rounds)
     method = private(method, case.privacy) if case.privacy else method
     federation = SimulatedFederation(task.data, local_work=constant(case.tau))
     everyone = Cohort(np.arange(CLIENTS, dtype=np.int32), np.eye(CLIENTS))

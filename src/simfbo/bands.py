@@ -1,9 +1,10 @@
 """Figures and pages of comparisons: a line and a confidence band for every method."""
 
 import html
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,41 +13,83 @@ from matplotlib.ticker import NullFormatter
 from scipy import stats
 
 from simfbo import report
-from simfbo.comparison import Groups, markdown, megabytes
+from simfbo.comparison import COSTS, Groups, markdown
 from simfbo.errors import UserError
 from simfbo.history import History
 
+AXES = {
+    "rounds": "communication rounds",
+    "MB": "megabytes sent, both ways",
+    "CPU s": "processor seconds",
+    "s": "seconds",
+}
 
-def draw(groups: Groups, metric: str) -> Figure:
-    """Return the metric against rounds, megabytes and processor seconds, a band per method.
+
+class Look(NamedTuple):
+    """How a method's line is drawn; `mark` is a value of the first metric, drawn across."""
+
+    colour: str
+    style: str = "-"
+    mark: float | None = None
+
+
+def draw(
+    groups: Groups,
+    *metrics: str,
+    along: Sequence[str] = ("rounds", "MB", "CPU s"),
+    looks: Mapping[str, Look] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """Return metrics, a row each, against costs, a column each, with a band per method.
 
     Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t).
+
+    Args:
+        groups: the runs of each method, by the name that the legend shows.
+        metrics: what to draw.
+        along: the horizontal axes, of `comparison.COSTS`.
+        looks: how each method is drawn; a colour each by default.
+        limits: of the vertical axis.
     """
     if not all(history.records for histories in groups.values() for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    for i, (name, histories) in enumerate(groups.items()):
-        colour = report.COLOURS[i % len(report.COLOURS)]
-        for ax, along in zip(axes, _AXES.values(), strict=True):
-            _band(ax, histories, along, metric, colour, name)
-    for ax, (name, along) in zip(axes, _AXES.items(), strict=True):
-        report.style(ax, name)
-        ax.set_xscale("log")
-        ax.set_xlim(left=_first(groups, along))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-    axes[0].set_ylabel(metric.replace("_", " "))
-    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories])
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
-                  ncols=min(8, len(groups)), frameon=False, fontsize=9)  # fmt: skip
+    size = 4 * len(along), 1.3 + 2.9 * len(metrics)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(metrics), len(along), sharey="row", squeeze=False)
+    colours = itertools.cycle(report.COLOURS)
+    looks = looks or dict(zip(groups, map(Look, colours), strict=False))
+    for line, metric in zip(axes, metrics, strict=True):
+        _draw_row(line, groups, metric, along, looks)
+        if limits:
+            line[0].set_ylim(*limits)
+    for ax, look in itertools.product(axes[0], looks.values()):
+        if look.mark is not None:
+            ax.axhline(look.mark, color=look.colour, ls=(0, (1, 4)), lw=1.2)
+    for ax, name in zip(axes[-1], along, strict=True):
+        report.style(ax, AXES[name])
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(2 * len(along), 4),
+                  frameon=False, fontsize=9)  # fmt: skip
     return figure
 
 
-_AXES = {
-    "communication rounds": lambda record: record["communication_rounds"],
-    "megabytes sent, both ways": megabytes,
-    "processor seconds": lambda record: record["cpu_seconds"],
-}
+def _draw_row(
+    axes: Sequence[Axes],
+    groups: Groups,
+    metric: str,
+    along: Sequence[str],
+    looks: Mapping[str, Look],
+) -> None:
+    """Draw one metric against every cost."""
+    for ax, name in zip(axes, along, strict=True):
+        for method, histories in groups.items():
+            _band(ax, histories, COSTS[name], metric, looks[method], method)
+        report.style(ax, "")
+        ax.set_xscale("log")
+        ax.set_xlim(left=_first(groups, COSTS[name]))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    axes[0].set_ylabel(metric.replace("_", " "))
+    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories])
 
 
 def _first(groups: Groups, along: Any) -> float:
@@ -68,7 +111,7 @@ def _limit(ax: Axes, columns: Sequence[Sequence[float]]) -> None:
 
 
 def _band(
-    ax: Axes, histories: Sequence[History], along: Any, metric: str, colour: str, name: str
+    ax: Axes, histories: Sequence[History], along: Any, metric: str, look: Look, name: str
 ) -> None:
     """Draw mean and confidence band of some runs."""
     places = [[along(record) for record in history.records] for history in histories]
@@ -76,8 +119,8 @@ def _band(
     grid, middle, half = band(places, values)
     later = grid > 0  # the axis is logarithmic, and the start is the same for all
     grid, middle, half = grid[later], middle[later], half[later]
-    ax.plot(grid, middle, color=colour, lw=1.6, label=name)
-    ax.fill_between(grid, middle - half, middle + half, color=colour, alpha=0.2, lw=0)
+    ax.plot(grid, middle, color=look.colour, ls=look.style, lw=1.6, label=name)
+    ax.fill_between(grid, middle - half, middle + half, color=look.colour, alpha=0.13, lw=0)
 
 
 def band(

@@ -53,7 +53,7 @@ def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     return _hyper_representation(task, config.seed, data_dir)
 
 
-def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem, rounds: int = 1) -> Algorithm:
+def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem, rounds: int) -> Algorithm:
     """Return the algorithm of a configuration: its fields are the factory's arguments.
 
     Args:

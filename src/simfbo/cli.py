@@ -1,4 +1,4 @@
-"""The command line: `simfbo run`, `compare`, `tune`, `cost`, `check`, `data` and `report`.
+"""The command line: `simfbo run`, `compare`, `tune`, `reproduce`, `cost`, `check` and so on.
 
 Heavy imports happen inside the commands, so that help and mistakes answer at once.
 """
@@ -119,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         _command(commands, "compare", "run several methods and seeds on one task", _compare)
     )
     _add_tune(_command(commands, "tune", "find step sizes within a budget", _tune))
+    _add_reproduce(_command(commands, "reproduce", "run the paper's experiments", _reproduce))
     _add_settings(_command(commands, "cost", "what an iteration sends, without running it", _cost))
     _add_check(_command(commands, "check", "try the laws on an algorithm of yours", _check))
     data = _command(commands, "data", "list the data sets, or fetch one", _data)
@@ -176,10 +177,27 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
 
 
+def _add_reproduce(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `reproduce`."""
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="an experiment, or all")
+    add("--list", action="store_true", help="say which there are")
+    add("--quick", action="store_true", help="the short form: all of them in 5 minutes")
+    add("--tune", action="store_true", help="search the tuned step sizes anew first")
+    add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
+    _add_running(parser)
+
+
 def _add_study(parser: argparse.ArgumentParser) -> None:
     """Add what `compare` and `tune` share."""
     add = parser.add_argument
     add("--metric", help="what to judge by (default: the task's own)")
+    _add_running(parser)
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    """Add how many runs go side by side, where to, and whether to go on."""
+    add = parser.add_argument
     add(
         "--jobs",
         type=flags.whole,
@@ -276,7 +294,7 @@ def _require_alone(options: argparse.Namespace) -> None:
     defaults = _parser().parse_args([options.command.__name__.removeprefix("_")])
     for name, value in vars(options).items():
         if name not in _HARMLESS and value != getattr(defaults, name):
-            flag = "TASK" if name == "task" else f"--{name.replace('_', '-')}"
+            flag = name.upper() if name in ("task", "name") else f"--{name.replace('_', '-')}"
             raise UserError(f"--resume goes on with the settings in the folder: leave {flag} out.")
 
 
@@ -322,6 +340,22 @@ def _tune(options: argparse.Namespace) -> int:
     from simfbo import studies
 
     return studies.tune(config, space, options)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    """Run the paper's experiments."""
+    from simfbo.reproduction.experiment import chosen
+
+    if options.resume:
+        _require_alone(options)
+    elif not options.list and options.name is None:
+        raise UserError("Name an experiment, or all: simfbo reproduce --list says which there are.")
+    names = chosen(options.name) if options.name else []
+    from simfbo.reproduction import command
+
+    if options.list:
+        return command.show_list()
+    return command.resume(options) if options.resume else command.reproduce(names, options)
 
 
 def _cost(options: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def train(config: RunConfig | None, options: argparse.Namespace) -> int:
 def show_cost(config: RunConfig, data_dir: Path | None) -> int:
     """Print the ledger of one iteration."""
     task = build_task(config, data_dir)
-    algorithm = build_algorithm(config.algorithm, task.problem)
+    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     ledger = cost(algorithm, build_federation(config, task.data), task.x0, task.y0)
     table = Table(title=f"One iteration of {algorithm.name} on {config.task.name}")
     for name in ("work", "rounds", "floats down", "floats up", "down", "up"):

@@ -6,7 +6,7 @@ from the task's settings and the seed alone.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -82,19 +82,19 @@ def _method(name: str, shared: dict[str, Any], own: Any, overrides: Mapping[str,
     if "algorithm" in shared:
         raise UserError("'algorithm' is each method's own: put it into a table [methods.NAME].")
     try:
-        return checked(_merged(shared, {"algorithm": {"name": name}} | own), overrides)
+        return checked(merged(shared, {"algorithm": {"name": name}} | own), overrides)
     except UserError as error:
         raise UserError(f"In method '{name}': {error}") from None
 
 
-def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return both sets of settings, table by table; one's own win."""
     both = {
-        key: _merged(base[key], own[key])
+        key: merged(base[key], own[key])
         for key in base.keys() & own.keys()
         if isinstance(base[key], dict) and isinstance(own[key], dict)
     }
-    return base | own | both
+    return {**base, **own, **both}
 
 
 def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path) -> list[Job]:
@@ -124,38 +124,64 @@ def _row(
     name: str, histories: Sequence[History], metric: str, targets: Sequence[float]
 ) -> dict[str, str]:
     last = [history.records[-1] for history in histories]
-    ends = Counter((history.end or {}).get("status") for history in histories)
-    lost = ", ".join(f"{ends[how]} of {len(last)} {how}" for how in _LOST if ends[how])
     values = [record[metric] for record in last]
     row = {
         "method": name,
-        metric.replace("_", " "): lost or _spread(values),
+        metric.replace("_", " "): lost(histories) or _spread(values),
         "iterations": f"{mean(r['round'] for r in last):,.0f}",
-        "rounds": f"{mean(r['communication_rounds'] for r in last):,.0f}",
-        "MB": f"{mean(map(megabytes, last)):,.0f}",
-        "CPU s": f"{mean(r['cpu_seconds'] for r in last):,.1f}",
+        **{name: mean_cost(last, name) for name in ("rounds", "MB", "CPU s")},
     }
     for target in targets:
-        row[f"to {target:g}: rounds / MB / CPU s"] = _to_target(histories, metric, target)
+        row[f"to {target:g}: rounds / MB / CPU s"] = to_target(histories, metric, target)
     return row
 
 
-def _to_target(histories: Sequence[History], metric: str, target: float) -> str:
-    """Return what it took to reach a target, mean over seeds."""
+def lost(histories: Sequence[History]) -> str:
+    """Return how many runs did not get to their end, in words; nothing where all did."""
+    ends = Counter((history.end or {}).get("status") for history in histories)
+    return ", ".join(f"{ends[how]} of {len(histories)} {how}" for how in _LOST if ends[how])
+
+
+def to_target(
+    histories: Sequence[History],
+    metric: str,
+    target: float,
+    costs: Sequence[str] = ("rounds", "MB", "CPU s"),
+) -> str:
+    """Return what it took to reach a target, mean over seeds: one number for each of the costs."""
+    found = firsts(histories, metric, target)
+    there = [record for record in found if record is not None]
+    if len(there) < len(found):
+        return f"{len(there)} of {len(found)} seeds" if there else "–"  # noqa: RUF001
+    return " / ".join(mean_cost(there, name) for name in costs)
+
+
+def firsts(histories: Sequence[History], metric: str, target: float) -> list[dict[str, Any] | None]:
+    """Return each run's first record at a target or better; None where it did not get there."""
     sign = 1 if higher_is_better(metric) else -1
-    firsts = [
+    return [
         next((r for r in h.records if sign * r[metric] >= sign * target), None) for h in histories
     ]
-    there = [record for record in firsts if record is not None]
-    if len(there) < len(firsts):
-        return f"{len(there)} of {len(firsts)} seeds" if there else "–"  # noqa: RUF001
-    rounds, cpu = (mean(r[key] for r in there) for key in ("communication_rounds", "cpu_seconds"))
-    return f"{rounds:,.0f} / {mean(map(megabytes, there)):,.0f} / {cpu:.1f}"
+
+
+def mean_cost(records: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return the mean of a cost: seconds with a decimal, the others whole."""
+    digits = 1 if name.endswith("s") and name != "rounds" else 0
+    return f"{mean(COSTS[name](record) for record in records):,.{digits}f}"
 
 
 def megabytes(record: Mapping[str, Any]) -> float:
     """Return the megabytes sent until a record, both ways."""
     return (record["bytes_up"] + record["bytes_down"]) / 1e6
+
+
+# What may stand along a figure's axis, read from a record.
+COSTS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "rounds": lambda record: record["communication_rounds"],
+    "MB": megabytes,
+    "CPU s": lambda record: record["cpu_seconds"],
+    "s": lambda record: record["seconds"],
+}
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -20,7 +20,7 @@ from simfbo.history import History, make_folder
 
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
                "bytes_up", "refused", "seconds", "cpu_seconds", "projected")  # fmt: skip
-COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#00798c", "#7f5539")
+COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#d6679c", "#7f5539")
 
 
 def metrics(history: History) -> list[str]:

@@ -17,10 +17,11 @@ from simfbo.errors import UserError
 from simfbo.history import make_folder
 from simfbo.sweep import refuse_other_settings, sweep
 
-_FILE = "study.json"
+STUDY = "study.json"
 _NEEDED = {
-    "compare": ("methods", "seeds", "targets"),
-    "tune": ("config", "space", "budget", "trials"),
+    "compare": ("methods", "seeds", "targets", "metric"),
+    "tune": ("config", "space", "budget", "trials", "metric"),
+    "reproduce": ("names", "quick", "tune"),
 }
 
 
@@ -37,7 +38,7 @@ def compare(
     asked = {"methods": plans, "seeds": list(seeds), "targets": list(targets)}
     jobs = comparison.jobs(methods, seeds, directory)
     refuse_other_settings(jobs)
-    _write_down(directory, {"study": "compare", **asked, "metric": options.metric})
+    write_down(directory, {"study": "compare", **asked, "metric": options.metric})
     OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task(f"{len(jobs)} runs, iterations", total=None)
@@ -46,16 +47,16 @@ def compare(
             progress.update(bar, completed=done, total=total)
 
         try:
-            histories = sweep(jobs, _workers(options), options.data_dir, show)
+            histories = sweep(jobs, workers(options), options.data_dir, show)
         except KeyboardInterrupt:
-            raise _interrupted(directory, "compare") from None
+            raise interrupted(directory, "compare") from None
     groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
     metric = options.metric or report.metrics(histories[0])[0]
     for history in histories:
         history.column(metric)  # a metric that is not there is refused here
     rows = comparison.rows(groups, metric, targets)
     bands.save(groups, metric, rows, directory)
-    _print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
     return 0
 
@@ -72,7 +73,7 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
         "space": None if space is None else dict(space),
     }
     _require_same(directory, {**own, "budget": options.budget, "trials": options.trials})
-    _write_down(directory, {"study": "tune", **own, **asked})
+    write_down(directory, {"study": "tune", **own, **asked})
     OUT.print(f"{options.trials} trials into {directory}", markup=False)
     with progress_bar(options.quiet) as progress:
         bar = progress.add_task("", total=None)
@@ -84,12 +85,12 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
         try:
             tuned = tuning.tune(
                 config, directory, budget=options.budget, trials=options.trials, space=space,
-                metric=options.metric, workers=_workers(options), data_dir=options.data_dir,
+                metric=options.metric, workers=workers(options), data_dir=options.data_dir,
                 on_progress=show,
             )  # fmt: skip
         except KeyboardInterrupt:
-            raise _interrupted(directory, "tune") from None
-    _print_table(_trials(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
+            raise interrupted(directory, "tune") from None
+    print_table(_trials(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
     OUT.print(f"# The best of them, also in {directory / 'best.toml'}\n", markup=False)
     OUT.print(as_toml(tuned.best), markup=False)
     return 0
@@ -97,7 +98,7 @@ def tune(config: RunConfig, space: Mapping[str, Any] | None, options: argparse.N
 
 def resume_compare(options: argparse.Namespace) -> int:
     """Go on with a comparison."""
-    asked = _asked(options.resume, "compare")
+    asked = asked_for(options.resume, "compare")
     options.output, options.metric = options.resume, asked["metric"]
     methods = {name: _config(tree) for name, tree in asked["methods"].items()}
     return compare(methods, asked["seeds"], asked["targets"], options)
@@ -105,7 +106,7 @@ def resume_compare(options: argparse.Namespace) -> int:
 
 def resume_tune(options: argparse.Namespace) -> int:
     """Go on with a search for step sizes."""
-    asked = _asked(options.resume, "tune")
+    asked = asked_for(options.resume, "tune")
     options.output = options.resume
     for name in ("budget", "trials", "metric"):
         setattr(options, name, asked[name])
@@ -117,39 +118,39 @@ def _config(tree: Any) -> RunConfig:
     return checked(tree, {})
 
 
-def _write_down(directory: Path, asked: Mapping[str, Any]) -> None:
+def write_down(directory: Path, asked: Mapping[str, Any]) -> None:
     """Write what was asked for into the folder, so that `--resume` finds it."""
-    put(directory / _FILE, json.dumps(asked, indent=1).encode())
+    put(directory / STUDY, json.dumps(asked, indent=1).encode())
 
 
 def _require_same(directory: Path, asked: Mapping[str, Any]) -> None:
     """Raise if a search with other settings was begun in the folder."""
-    if (directory / _FILE).exists():
-        begun = _asked(directory, "tune")
+    if (directory / STUDY).exists():
+        begun = asked_for(directory, "tune")
         if any(begun[key] != value for key, value in json.loads(json.dumps(asked)).items()):
             raise UserError(
                 f"{directory} holds a search with other settings: choose another folder."
             )
 
 
-def _asked(directory: Path, study: str) -> dict[str, Any]:
+def asked_for(directory: Path, study: str) -> dict[str, Any]:
     """Return what was asked for in a folder."""
     try:
-        asked = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        asked = json.loads((directory / STUDY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         asked = {}
-    needed = {"study", "metric", *_NEEDED[study]}
+    needed = {"study", *_NEEDED[study]}
     if not isinstance(asked, dict) or asked.get("study") != study or not needed <= set(asked):
         raise UserError(f"{directory} is no folder that `simfbo {study}` wrote: give one.")
     return asked
 
 
-def _interrupted(directory: Path, study: str) -> KeyboardInterrupt:
+def interrupted(directory: Path, study: str) -> KeyboardInterrupt:
     """Return Ctrl-C with a sentence that says how to go on."""
     return KeyboardInterrupt(f"interrupted; to go on: simfbo {study} --resume {directory}")
 
 
-def _workers(options: argparse.Namespace) -> int:
+def workers(options: argparse.Namespace) -> int:
     """Return how many runs go side by side; a run keeps about two cores busy."""
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {options.jobs}.")
@@ -170,7 +171,8 @@ def _trials(results: Sequence) -> list[dict[str, str]]:
     ]
 
 
-def _print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:
+def print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:
+    """Print a table to the terminal."""
     table = Table(title=title)
     for i, name in enumerate(rows[0]):
         table.add_column(name, justify="right" if i else "left")

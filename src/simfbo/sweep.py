@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from simfbo.tasks import Task
 
 OnProgress = Callable[[int, int], None]
+_LEAVE = 10.0  # seconds that a worker may take to end by itself
 _TOLD_TO_END = 143  # the exit code of a worker that saved first
 _GO_ON = "with --resume, everything goes on from the last checkpoints."
-_OVER = ("finished", "diverged")  # what a run is not taken up again after
+ENDED = ("finished", "diverged")  # what a run is not taken up again after
 _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
 
 
@@ -78,7 +79,7 @@ def _ended(job: Job) -> History | None:
         raise UserError(
             f"{job.directory} holds a run with other settings: choose another output folder."
         )
-    return history if (history.end or {}).get("status") in _OVER else None
+    return history if (history.end or {}).get("status") in ENDED else None
 
 
 def _load(job: Job) -> History | None:
@@ -105,6 +106,8 @@ def _run_all(
     try:
         for _ in jobs:
             _await_one(processes, done, tell)
+        for process in processes:
+            process.join(_LEAVE)  # they have nothing left to do
     finally:
         for process in processes:
             process.terminate()
@@ -149,6 +152,7 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
             if not _do(job, done, data_dir):
                 break
         else:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on its way out already
             return
     sys.exit(_TOLD_TO_END)
 
@@ -205,6 +209,6 @@ def _progress(job: Job) -> int:
     history = _load(job)
     if history is None:
         return 0
-    if (history.end or {}).get("status") in _OVER:
+    if (history.end or {}).get("status") in ENDED:
         return job.config.rounds
     return history.records[-1]["round"] if history.records else 0

@@ -94,7 +94,7 @@ def tune(
     space = default_space(config) if space is None else space
     task = build_task(config, data_dir)
     metric = task.tuned_by or task.metric if metric is None else metric
-    algorithm = build_algorithm(config.algorithm, task.problem)
+    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     federation = build_federation(config, task.data)
     rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
     stages = plan(budget / rounds, trials)
@@ -169,7 +169,7 @@ def candidates(config: RunConfig, space: Space, trials: int) -> list[dict[str, f
             raise UserError(f"'{key}' cannot be tuned: the stages set it.")
         if not 0 < low < high < math.inf:
             raise UserError(f"The range of '{key}' must satisfy 0 < low < high.")
-    own = {key: _lookup(config, key) for key in space}
+    own = {key: lookup(config, key) for key in space}
     sequence = qmc.Halton(len(space), scramble=False)
     sequence.fast_forward(1)  # its first point is the lower corner
     lows, highs = np.log([span for span in space.values()]).T
@@ -182,7 +182,7 @@ def _rounded(point: np.ndarray) -> list[float]:
     return [float(f"{value:.3g}") for value in point]
 
 
-def _lookup(config: RunConfig, key: str) -> float:
+def lookup(config: RunConfig, key: str) -> float:
     """Return the value of a dotted key."""
     value: Any = config
     for part in key.split("."):

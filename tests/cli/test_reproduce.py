@@ -1,0 +1,197 @@
+"""`simfbo reproduce`, on a small experiment with its real worker processes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from simfbo.history import History
+from simfbo.reproduction import experiment
+
+SMALL = """
+title = "Small"
+claim = "It runs."
+minutes = 3
+seeds = [0, 1, 2]
+every = 2
+targets = [0.05, 2.0]
+costs = ["rounds", "s"]
+limits = [0.0, 1.0]
+goal = 0.05
+pairs = [["b", "a"]]
+[quick]
+minutes = 1
+seeds = [0]
+share = 0.25
+only = ["a"]
+[task]
+name = "hyper-representation"
+clients = 4
+hidden = 5
+[tuning]
+seed = 7
+budget = 20
+trials = 2
+[tuning.begin]
+y = 0.2
+v = 0.1
+x = 0.05
+[tuning.ranges]
+y = [0.1, 1.0]
+v = [0.01, 0.1]
+x = [0.01, 0.1]
+[methods.a]
+label = "A"
+paper = 0.9
+rounds = 8
+[methods.b]
+label = "B, tuned"
+tuned = true
+rounds = 2
+algorithm = { name = "fednest", steps = { y = 0.2, v = 0.1, x = 0.05 } }
+"""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """Put the small experiment in the place of mnist-iid."""
+    real = experiment.file
+    own = tmp_path / "small.toml"
+    own.write_text(SMALL)
+    monkeypatch.setattr(experiment, "file", lambda name: own if name == "mnist-iid" else real(name))
+
+
+def stamps(folder):
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder).rglob("*.jsonl")}
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_list(simfbo):
+    code, out, err = simfbo("reproduce", "--list")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in experiment.NAMES)
+    assert "It runs." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Name an experiment, or all: simfbo reproduce --list says which there are."),
+        (("mnits-iid",), "There is no experiment 'mnits-iid': did you mean 'mnist-iid'?"),
+        (("all", "--jobs", "0"), "--jobs must be at least 1, got 0."),
+        (("--resume", "nowhere"), "nowhere is no folder that `simfbo reproduce` wrote: give one."),
+        (("all", "--resume", "x"),
+         "--resume goes on with the settings in the folder: leave NAME out."),
+        (("--quick", "--resume", "x"),
+         "--resume goes on with the settings in the folder: leave --quick out."),
+    ],
+)  # fmt: skip
+def test_wrong_input(simfbo, arguments, sentence):
+    code, _, err = simfbo("reproduce", *arguments)
+    assert (code, err) == (2, f"simfbo: {sentence}\n")
+
+
+def test_reproduce(simfbo):
+    code, out, err = simfbo("reproduce", "mnist-iid", "--output", "out", "--quiet")
+    assert (code, err) == (0, "")
+    assert out.startswith("Into out\n\nSmall (1 of 1): It runs.\nFrom here on it takes about 3 min")
+    folder = Path("out/mnist-iid")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "figure.png", "results", "runs", "table.md"]  # fmt: skip
+    assert not list((folder / "runs").iterdir())
+    histories = {path.stem: History.load(path) for path in (folder / "results").iterdir()}
+    assert sorted(histories) == [f"{name}-seed{seed}" for name in "ab" for seed in (0, 1, 2)]
+    lines = (folder / "table.md").read_text().splitlines()
+    head, a, b = cells(lines[0]), cells(lines[2]), cells(lines[3])
+    last = [histories[f"a-seed{seed}"].records[-1]["test_accuracy"] for seed in (0, 1, 2)]
+    spread = (sum((v - sum(last) / 3) ** 2 for v in last) / 2) ** 0.5
+    shown = dict(zip(head, a))
+    assert shown["test accuracy, %"] == f"{100 * sum(last) / 3:.2f} ± {100 * spread:.2f}"
+    assert shown["the paper's"] == "90"
+    assert (shown["rounds an iteration"], shown["iterations"], shown["rounds"]) == ("1", "8", "8")
+    assert shown["to 200 %: rounds / s"] == "–"  # noqa: RUF001
+    assert shown["to 5 %: rounds / s"].split(" / ")[0] in ("0", "1", "2")
+    assert dict(zip(head, b))["rounds an iteration"] == "10"
+    assert "Seed by seed:" in lines
+    one = (Path("out") / "summary.md").read_text()
+    assert "| A | 1 | " in one
+    assert "(90)" in one
+
+    # What is there is kept; what is not is run, also when it goes on.
+    before = stamps("out")
+    gone = folder / "results" / "b-seed1.jsonl"
+    gone.unlink()
+    code, _, err = simfbo("reproduce", "--resume", "out", "--quiet", "--jobs", "2")
+    assert (code, err) == (0, "")
+    after = stamps("out")
+    assert {name for name in before if before[name] != after[name]} == {"b-seed1.jsonl"}
+    again = History.load(gone).column("test_accuracy")
+    assert again == histories["b-seed1"].column("test_accuracy")
+
+    # One that is not whole is refused, with a word on what to do.
+    whole = gone.read_bytes()
+    gone.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    code, _, err = simfbo("reproduce", "--resume", "out", "--quiet")
+    assert (code, err) == (
+        2,
+        f"simfbo: {gone} is not whole: delete it, and the run is made again.\n",
+    )
+    gone.write_bytes(whole)
+    after = stamps("out")
+
+    # The short form has other settings, which is refused before anything is lost.
+    code, _, err = simfbo("reproduce", "mnist-iid", "--quick", "--output", "out", "--quiet")
+    assert (code, err) == (
+        2, "simfbo: out was begun without --quick: choose another output folder.\n")  # fmt: skip
+    assert stamps("out") == after
+
+    # A search of its own: in a fresh folder, with the runs of the other method kept.
+    shutil.copytree(folder / "results", "own/mnist-iid/results")
+    for path in Path("own/mnist-iid/results").glob("b-*"):
+        path.unlink()
+    code, _, err = simfbo("reproduce", "mnist-iid", "--tune", "--output", "own", "--quiet")
+    assert (code, err) == (0, "")
+    trials = Path("own/mnist-iid/tuning/b.jsonl").read_text().splitlines()
+    assert len(trials) == 2
+    best = max(map(json.loads, trials), key=lambda trial: trial["score"])["settings"]
+    found = History.load("own/mnist-iid/results/b-seed0.jsonl").header["config"]
+    assert found["algorithm"]["steps"] == {key[-1]: value for key, value in best.items()}
+    assert (found["rounds"], found["seed"]) == (2, 0)
+
+
+def test_interrupted(simfbo, monkeypatch):
+    def stop(*ignored):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simfbo.reproduction.runs.sweep", stop)
+    code, _, err = simfbo("reproduce", "mnist-iid", "--quick", "--quiet")
+    assert (code, err) == (
+        130, "simfbo: interrupted; to go on: simfbo reproduce --resume runs/reproduce-quick.\n"
+    )  # fmt: skip
+    file = Path("runs/reproduce-quick/study.json")
+    asked = {"study": "reproduce", "names": ["mnist-iid"], "quick": True, "tune": False}
+    assert json.loads(file.read_text()) == asked
+    # What was begun is not forgotten when another experiment is begun beside it.
+    monkeypatch.setattr("simfbo.reproduction.theory.compute", stop)
+    assert simfbo("reproduce", "speedup", "--quick", "--quiet")[0] == 130
+    assert json.loads(file.read_text()) == {**asked, "names": ["mnist-iid", "speedup"]}
+    for wrong in (5, [3], [], ["all"]):
+        file.write_text(json.dumps({**asked, "names": wrong}))
+        code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
+        assert (code, err) == (2, f"simfbo: {file} names no experiments: delete it.\n")
+
+
+def test_results_of_the_long_form_are_not_touched(simfbo):
+    """Committed results come without study.json, so the cells themselves must tell."""
+    kept = Path("out/speedup/results/cells.jsonl")
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"P": 1, "mean_grad_norm_squared": 0.5}\n')
+    code, _, err = simfbo("reproduce", "speedup", "--quick", "--output", "out")
+    assert not Path("out/study.json").exists()
+    assert (code, err) == (
+        2, f"simfbo: {kept} holds results of other settings: choose another output folder.\n"
+    )  # fmt: skip
