@@ -350,7 +350,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         _require_alone(options)
     elif not options.list and options.name is None:
         raise UserError("Name an experiment, or all: simfbo reproduce --list says which there are.")
-    names = chosen(options.name) if options.name else []
+    names = [] if options.name is None else chosen(options.name)
     from simfbo.reproduction import command
 
     if options.list:

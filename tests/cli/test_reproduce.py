@@ -81,6 +81,7 @@ def test_list(simfbo):
     ("arguments", "sentence"),
     [
         ((), "Name an experiment, or all: simfbo reproduce --list says which there are."),
+        (("",), "There is no experiment '': simfbo reproduce --list names them."),
         (("mnits-iid",), "There is no experiment 'mnits-iid': did you mean 'mnist-iid'?"),
         (("all", "--jobs", "0"), "--jobs must be at least 1, got 0."),
         (("--resume", "nowhere"), "nowhere is no folder that `simfbo reproduce` wrote: give one."),
@@ -183,6 +184,16 @@ def test_interrupted(simfbo, monkeypatch):
         file.write_text(json.dumps({**asked, "names": wrong}))
         code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
         assert (code, err) == (2, f"simfbo: {file} names no experiments: delete it.\n")
+    file.write_text(json.dumps({**asked, "quick": "maybe"}))
+    code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
+    sentence = "must say true or false for quick and tune: delete it."
+    assert (code, err) == (2, f"simfbo: {file} {sentence}\n")
+    other = Path("other/mnist-iid/results/a-seed0.jsonl")
+    other.parent.mkdir(parents=True)
+    other.write_text('{"kind": "header"}\n')
+    code, _, err = simfbo("reproduce", "mnist-iid", "--output", "other")
+    sentence = "holds a run with other settings: choose another output folder."
+    assert (code, err) == (2, f"simfbo: {other} {sentence}\n")
 
 
 def test_results_of_the_long_form_are_not_touched(simfbo):

@@ -74,6 +74,8 @@ def _begun(folder: Path) -> dict[str, Any]:
     names = asked["names"]
     if not isinstance(names, list) or not names or not all(name in NAMES for name in names):
         raise UserError(f"{folder / STUDY} names no experiments: delete it.")
+    if not all(isinstance(asked[key], bool) for key in ("quick", "tune")):
+        raise UserError(f"{folder / STUDY} must say true or false for quick and tune: delete it.")
     return asked
 
 

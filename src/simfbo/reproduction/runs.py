@@ -86,7 +86,7 @@ def _is_kept(job: Job, folder: Path) -> bool:
     if not path.exists():
         return False
     history = History.load(path)
-    if _normal(history) != job.config:
+    if "config" not in history.header or _normal(history) != job.config:
         raise UserError(f"{path} holds a run with other settings: choose another output folder.")
     if not history.records or (history.end or {}).get("status") not in ENDED:
         raise UserError(f"{path} is not whole: delete it, and the run is made again.")
