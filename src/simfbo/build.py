@@ -1,6 +1,5 @@
 """From a configuration to the objects of a run."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +156,6 @@ def _aggregators(config: AggregationConfig) -> Aggregators:
         "clipped-mean": lambda: aggregation.clipped_mean(config.clip),
     }
     return Aggregators(rules[config.x](), rules[config.y](), rules[config.v]())
-
-
-def keep_compilations() -> None:
-    """Keep compiled programs between runs, so that the second starts at once."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(root / "simfbo" / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _steps(config: StepsConfig | PairConfig) -> Steps:

@@ -19,9 +19,9 @@ from simfbo.build import (
     build_algorithm,
     build_federation,
     build_task,
-    keep_compilations,
     run_config,
 )
+from simfbo.compilation import keep_compilations
 from simfbo.config import HyperRepresentationConfig, RunConfig, checked
 from simfbo.diagnostics import work_warning
 from simfbo.engines.counting import cost

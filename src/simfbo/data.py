@@ -88,12 +88,21 @@ class FederatedData:
     """The data of n clients and their weights p_i.
 
     Make one with `federate` (one data set and a partition) or `from_clients` (a list of clients).
+
+    Attributes:
+        lower: the lower parts.
+        upper: the upper parts.
+        p: the clients' weights.
+        n: how many clients.
+        ids: the clients' numbers in the whole federation, where these are only some of its clients;
+            their random draws go by these numbers.
     """
 
     lower: Split
     upper: Split
     p: np.ndarray
     n: int
+    ids: np.ndarray
 
     def client(self, i: Any) -> ClientData:
         """Return client i's data."""
@@ -142,6 +151,7 @@ def from_clients(
     *,
     batch_size: int | None = None,
     p: Sequence[float] | None = None,
+    ids: Sequence[int] | None = None,
 ) -> FederatedData:
     """Return the data of clients given one by one, each a pytree of arrays of its own length.
 
@@ -150,6 +160,7 @@ def from_clients(
         upper: each client's upper samples.
         batch_size: as in `federate`.
         p: as in `federate`.
+        ids: the clients' numbers, where these are some of a federation's; 0, 1, ... by default.
 
     Returns:
         The federated data.
@@ -163,7 +174,7 @@ def from_clients(
     if not len(lower) or not len(upper):
         raise UserError("Give at least one client's lower and upper samples.")
     (lower_all, lower_rows), (upper_all, upper_rows) = _concatenate(lower), _concatenate(upper)
-    return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p)
+    return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p, ids)
 
 
 def _assemble(
@@ -173,6 +184,7 @@ def _assemble(
     upper: Sequence[np.ndarray],
     batch_size: int | None,
     p: Sequence[float] | None,
+    ids: Sequence[int] | None = None,
 ) -> FederatedData:
     """Return the two parts together, with weights."""
     if len(lower) != len(upper) or not len(lower):
@@ -183,8 +195,9 @@ def _assemble(
     return FederatedData(
         lower=_split(lower_samples, lower, batch_size, "lower"),
         upper=_split(upper_samples, upper, batch_size, "upper"),
-        p=_weights(sizes if p is None else p, len(lower)),
+        p=checked_weights(sizes if p is None else p, len(lower)),
         n=len(lower),
+        ids=np.asarray(range(len(lower)) if ids is None else ids, np.int32),
     )
 
 
@@ -229,9 +242,9 @@ def _length(samples: PyTree) -> int:
     return lengths.pop()
 
 
-def _weights(p: Sequence[float], n: int) -> np.ndarray:
+def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
     """Return p as positive numbers that sum to one."""
     array = np.asarray(p, float)
-    if array.shape != (n,) or not (array > 0).all() or not np.isfinite(array).all():
+    if n < 1 or array.shape != (n,) or not (array > 0).all() or not np.isfinite(array).all():
         raise UserError(f"The weights p must be {n} positive numbers, one per client.")
     return array / array.sum()

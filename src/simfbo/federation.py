@@ -1,8 +1,9 @@
 """The federation: one verb, a weighted sum over a cohort; each use is one communication round."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add
 from typing import Any, NamedTuple, Protocol
 
@@ -126,6 +127,7 @@ class Federation(Protocol):
 
     ledger: Ledger
     refusals: list[Refusal]
+    secret: bool  # whether noise must come from randomness that nobody can draw again
 
     @property
     def latest(self) -> Exchange | None:
@@ -192,6 +194,8 @@ class Engine(ABC):
         self.ledger = Ledger()
         self.latest: Exchange | None = None
         self.refusals: list[Refusal] = []
+        self.secret = False
+        self._likes: dict[Any, PyTree] = {}
 
     @property
     def n(self) -> int:
@@ -239,7 +243,7 @@ class Engine(ABC):
     def _write_down(self, exchange: Exchange, payload: PyTree) -> None:
         """Enter an exchange into the books; raise where too few replies are left."""
         asked, refusals = exchange.asked, exchange.refusals
-        silent = sum(refusal.reason == NO_REPLY for refusal in refusals)
+        silent = sum(refusal.reason.startswith(NO_REPLY) for refusal in refusals)
         size = len(asked.ids)
         self.ledger.record(asked.work, size, size - silent, payload, asked.like)
         self.refusals += refusals
@@ -247,6 +251,15 @@ class Engine(ABC):
         left = int(exchange.admitted.sum())
         if left < max(1, self.gate.min_replies):
             raise TooFewReplies(left, exchange)
+
+    def like(self, work: ClientWork, payload: PyTree, coefs: Coefs, key: jax.Array) -> PyTree:
+        """Return the shape of one message."""
+        form = signature(work, (payload, coefs))
+        if form not in self._likes:
+            client = Client(self.data.client(0), coefs[0], key)
+            reply = jax.eval_shape(work, part_for(payload, 0), client)
+            self._likes[form] = jax.eval_shape(partial(as_message, work), reply)
+        return self._likes[form]
 
     def ask(self, work: ClientWork, cohort: Cohort, like: PyTree) -> Asked:
         """Return the exchange that comes next."""
@@ -329,6 +342,20 @@ def sums_of_nothing(weights: Any, apart: bool, message: PyTree) -> Any:
     """Return zeros shaped like the weighted sums of messages such as this (it may be abstract)."""
     first = weights.shape if apart else weights.shape[1:]
     return jax.tree.map(lambda a: jnp.zeros(first + a.shape, a.dtype), message)
+
+
+def sums_of(messages: Sequence[Any], weights: np.ndarray, apart: bool, like: PyTree) -> Any:
+    """Return the weighted sums of the messages there are, or each by itself; None is left out."""
+    total = sums_of_nothing(weights, apart, like)
+    for j, message in enumerate(messages):
+        if message is None:
+            continue
+        if apart:
+            row = trees.scale(weights[j], message)
+            total = jax.tree.map(lambda rows, own, j=j: rows.at[j].set(own), total, row)
+        else:
+            total = trees.add_weighed(total, weights[j], message)
+    return total
 
 
 def _is_dealt(part: Any) -> bool:

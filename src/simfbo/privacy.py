@@ -19,6 +19,7 @@ from simfbo.errors import UserError
 from simfbo.federation import Algorithm, Client, ClientWork, Exchange, Federation, Ledger
 from simfbo.gate import Refusal
 from simfbo.problem import PyTree
+from simfbo.random import secret_key
 from simfbo.sampling import Cohort
 
 _NOISE = 2**31 + 11  # purpose of a key: noise; no client and no step has such a number
@@ -194,6 +195,7 @@ class _Private:
         self._federation, self._works, self._privacy = federation, works, privacy
         self.ledger: Ledger = federation.ledger
         self.refusals: list[Refusal] = federation.refusals
+        self.secret = federation.secret
 
     @property
     def n(self) -> int:
@@ -225,7 +227,8 @@ class _Private:
         total = self._federation.aggregate(self._works[work], payload, cohort, key)
         if self._privacy.where == "client":
             return total
-        return _noisy(total, deviations(self._privacy, self._largest_weight(cohort)), key)
+        source = secret_key() if self.secret else key
+        return _noisy(total, deviations(self._privacy, self._largest_weight(cohort)), source)
 
     def _largest_weight(self, cohort: Cohort) -> float:
         """Return the largest weight of any client; that of the cohort alone would tell who came."""

@@ -144,7 +144,7 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # and this its way to say so
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    from simfbo.build import keep_compilations
+    from simfbo.compilation import keep_compilations
 
     keep_compilations()
     with contextlib.suppress(KeyboardInterrupt):

@@ -7,12 +7,10 @@ import numpy as np
 
 from simfbo.federation import (
     Algorithm,
-    Client,
     ClientWork,
     Engine,
     Exchange,
     Ledger,
-    part_for,
     sums_of_nothing,
 )
 from simfbo.local_work import Coefs
@@ -28,8 +26,7 @@ class CountingFederation(Engine):
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
     ) -> tuple[Any, Exchange]:
         """Return zeros shaped like a client's message."""
-        client = Client(self.data.client(0), coefs[0], key)
-        like, size = jax.eval_shape(work, part_for(payload, 0), client), len(cohort.ids)
+        like, size = self.like(work, payload, coefs, key), len(cohort.ids)
         squares = np.zeros((size, len(jax.tree.leaves(like))))
         exchange = Exchange(self.ask(work, cohort, like), np.ones(size, bool), squares, [])
         return sums_of_nothing(*self.weights(cohort, like), like), exchange

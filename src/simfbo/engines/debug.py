@@ -10,7 +10,6 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from simfbo import trees
 from simfbo.errors import ClientError, UserError
 from simfbo.federation import (
     Client,
@@ -20,7 +19,7 @@ from simfbo.federation import (
     as_message,
     client_key,
     part_for,
-    sums_of_nothing,
+    sums_of,
 )
 from simfbo.gate import Reply, admit, as_arrays, occurrences
 from simfbo.local_work import Coefs
@@ -58,22 +57,8 @@ class DebugFederation(Engine):
         ]
         found, squares, refusals = admit(self.wire(replies), asked, self.gate)
         admitted = np.array([message is not None for message in found])
-        sums = _sums(*self.weights(cohort, like), found, like)
+        sums = sums_of(found, *self.weights(cohort, like), like)
         return sums, Exchange(asked, admitted, squares, refusals)
-
-
-def _sums(weights: np.ndarray, apart: bool, messages: list[Any], like: PyTree) -> Any:
-    """Return the weighted sums of the messages there are, or each by itself."""
-    total = sums_of_nothing(weights, apart, like)
-    for j, message in enumerate(messages):
-        if message is None:
-            continue
-        if apart:
-            row = trees.scale(weights[j], message)
-            total = jax.tree.map(lambda rows, own, j=j: rows.at[j].set(own), total, row)
-        else:
-            total = trees.add_weighed(total, weights[j], message)
-    return total
 
 
 def _message(work: ClientWork, payload: PyTree, client: Client) -> Any:

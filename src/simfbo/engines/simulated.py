@@ -62,33 +62,19 @@ class SimulatedFederation(Engine):
         """Return the programs compiled so far."""
         return {}
 
-    @cached_property
-    def _likes(self) -> dict[Any, PyTree]:
-        """Return the shapes of messages found so far."""
-        return {}
-
     def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
     ) -> tuple[Any, Exchange]:
         """Return the weighted sums of the messages that pass the gate."""
         absent = self.absent(key, cohort.ids)
-        like = self._like(work, payload, coefs, key)
-        sums, squares, passed = self._run(work, payload, cohort, like, absent, coefs, key)
+        like = self.like(work, payload, coefs, key)
+        sums, squares, passed = self.compute(work, payload, cohort, like, absent, coefs, key)
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         asked = self.ask(work, cohort, like)
         refusals = _refusals(asked, admitted, absent, squares, self.gate)
         return sums, Exchange(asked, admitted, squares, refusals)
 
-    def _like(self, work: ClientWork, payload: PyTree, coefs: Coefs, key: jax.Array) -> PyTree:
-        """Return the shape of one message."""
-        form = signature(work, (payload, coefs))
-        if form not in self._likes:
-            client = Client(self.data.client(0), coefs[0], key)
-            reply = jax.eval_shape(work, part_for(payload, 0), client)
-            self._likes[form] = jax.eval_shape(partial(as_message, work), reply)
-        return self._likes[form]
-
-    def _run(
+    def compute(
         self,
         work: ClientWork,
         payload: PyTree,
@@ -98,11 +84,14 @@ class SimulatedFederation(Engine):
         coefs: Coefs,
         key: jax.Array,
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """Return the sums, the squared norms of all messages and which passed, from two lanes."""
-        order, middle, end = deal(coefs.tau)
-        data, repeats = self.data.client(cohort.ids), occurrences(cohort.ids)
+        """Return the sums, the squared norms of all messages and which passed, from two lanes.
+
+        Who is absent computes nothing, and leaves zeros in its place.
+        """
+        order, middle, end = deal(coefs.tau, absent)
+        data, ids, repeats = self.data, self.data.ids[cohort.ids], occurrences(cohort.ids)
         weights, apart = self.weights(cohort, like)
-        inputs = (payload, data, repeats, weights, absent, coefs, order, key)
+        inputs = (payload, data.client(cohort.ids), ids, repeats, weights, coefs, order, key)
         wide = jnp.result_type(float) == jnp.float64
         program = self._program(work, apart, inputs)
         if middle == end:
@@ -116,7 +105,7 @@ class SimulatedFederation(Engine):
         Compiled ahead of the call: the second thread does not share JAX's thread-local settings
         and must have nothing left to trace.
         """
-        payload, _, _, weights, _, coefs, _, key = inputs
+        payload, _, _, _, weights, coefs, _, key = inputs
         form = apart, self.gate, signature(work, (payload, weights, coefs, key))
         if form not in self._programs:
             zero, job = np.int32(0), partial(_gated_sum, work, apart, self.gate)
@@ -145,20 +134,23 @@ def _call(wide: bool, program: Callable[..., Any], inputs: tuple) -> Any:
         return program(*inputs)
 
 
-def deal(tau: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
+def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
     """Return an order of the cohort and where to cut it, so that both parts work equally long.
 
-    It depends on nothing but tau, so neither does the order in which messages are added.
+    It depends on nothing but who works how long, so neither does the order in which messages are
+    added. Who is absent comes after the second cut.
 
     Example:
-        >>> deal(np.array([1, 9, 5, 4]))
-        (array([1, 0, 2, 3], dtype=int32), np.int32(2), np.int32(4))
+        >>> deal(np.array([1, 9, 5, 4, 7]), np.array([False, False, False, False, True]))
+        (array([1, 0, 2, 3, 4], dtype=int32), np.int32(2), np.int32(4))
     """
-    descending = np.argsort(-tau, kind="stable").astype(np.int32)
-    place = np.arange(len(tau)) % 4
+    descending = np.argsort(np.where(absent, 1, -tau), kind="stable").astype(np.int32)
+    end = len(tau) - np.count_nonzero(absent)
+    place = np.arange(end) % 4
     first = (place == 0) | (place == 3)
-    order = np.concatenate([descending[first], descending[~first]])
-    return order, np.int32(first.sum()), np.int32(len(tau))
+    working, away = descending[:end], descending[end:]
+    order = np.concatenate([working[first], working[~first], away])
+    return order, np.int32(first.sum()), np.int32(end)
 
 
 def _gated_sum(
@@ -167,9 +159,9 @@ def _gated_sum(
     gate: Gate,
     payload: PyTree,
     data: ClientData,
+    ids: jax.Array,
     repeats: jax.Array,
     weights: jax.Array,
-    absent: jax.Array,
     coefs: Coefs,
     order: jax.Array,
     key: jax.Array,
@@ -181,19 +173,19 @@ def _gated_sum(
     With it come the squared norms of all messages and which of them counted. `apart` keeps the
     messages side by side, each times its weight, in place of their sum.
     """
-    ids = data.client
+    places = data.client
     keys = jax.vmap(client_key, (None, 0, 0))(key, ids, repeats)
 
     def message(j: Any) -> Any:
-        client = Client(data._replace(client=ids[j]), coefs[j], keys[j])
+        client = Client(data._replace(client=places[j]), coefs[j], keys[j])
         return as_message(work, work(part_for(payload, j), client))
 
     def add(k: Any, carry: Any) -> Any:
         total, squares, passed = carry
         j = order[k]
         z = message(j)
-        own = jnp.where(absent[j], 0.0, squared_norms(z))
-        ok = within(own, gate) & ~absent[j]
+        own = squared_norms(z)
+        ok = within(own, gate)
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
         if apart:
             z = trees.scale(weights[j], z)

@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from simfbo.commands import OUT, keep_compilations, progress_bar
+from simfbo.commands import OUT, progress_bar
 from simfbo.comparison import markdown
+from simfbo.compilation import keep_compilations
 from simfbo.errors import UserError
 from simfbo.history import make_folder
 from simfbo.reproduction import search, summary, tables, theory, theory_figures

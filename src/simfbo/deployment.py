@@ -1,0 +1,149 @@
+"""A deployment: what the server and the clients of a federation must agree upon.
+
+Both sides build it from the same code (docs/guide-flower.md); the server uses the algorithm's
+rounds, a client its works and its own data. Nothing here depends on what carries the messages.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from simfbo.aggregation import Aggregators
+from simfbo.data import FederatedData, from_clients
+from simfbo.errors import UserError
+from simfbo.federation import Algorithm
+from simfbo.gate import Gate
+from simfbo.local_work import LocalWork
+from simfbo.problem import PyTree
+from simfbo.runner import Evaluate
+from simfbo.sampling import Sampler
+
+Settings = Mapping[str, Any]
+LoadClient = Callable[[int, Settings], tuple[PyTree, PyTree]]
+
+
+class Deployment(NamedTuple):
+    """Everything about a run except what carries its messages.
+
+    Attributes:
+        algorithm: what runs.
+        x0: initial upper variable.
+        y0: initial lower variable.
+        clients: n, how many clients there are in all.
+        load_client: (client, the node's settings) -> its (lower, upper) samples, each a pytree of
+            arrays, sample after sample; called only where the data is.
+        example: (lower, upper) of any one client, a sample is enough: what clients' data look
+            like. The server finds the shape of messages with it, and clients check theirs.
+        rounds: iterations.
+        batch_size: as in `federate`.
+        p: the clients' weights; by default the numbers of samples that the nodes state once,
+            before the first round.
+        sampler: who is asked; everyone by default.
+        local_work: how much each does; one step by default.
+        gate: what a reply must be like; finite by default.
+        aggregators: how replies are combined; weighted sums by default.
+        evaluate: (state) -> metrics by name, on the server.
+        every: evaluate after so many iterations.
+        seed: of every random draw, so that a simulation can repeat the run.
+        secret: clients draw their batches and noise from randomness of their own, which no other
+            party can repeat, in place of keys sent by the server.
+        partial_sums: a node adds up its clients' messages and sends one sum, so that the server
+            never sees a single one; the gate is then the node's. By default it sends each.
+        timeout: seconds after which a node that has not replied is left out.
+        wait: seconds to wait for the nodes of all clients before the first round.
+    """
+
+    algorithm: Algorithm
+    x0: PyTree
+    y0: PyTree
+    clients: int
+    load_client: LoadClient
+    example: tuple[PyTree, PyTree]
+    rounds: int
+    batch_size: int | None = None
+    p: Sequence[float] | None = None
+    sampler: Sampler | None = None
+    local_work: LocalWork | None = None
+    gate: Gate | None = None
+    aggregators: Aggregators | None = None
+    evaluate: Evaluate | None = None
+    every: int = 1
+    seed: int = 0
+    secret: bool = False
+    partial_sums: bool = False
+    timeout: float = 600.0
+    wait: float = 300.0
+
+
+def clients_of(node: Settings, clients: int) -> list[int]:
+    """Return the numbers of the clients that a node holds, by its settings.
+
+    Either it names them, `clients="0-9,12"`, or it is one of several equal parts, as Flower's
+    simulation says it: `partition-id` out of `num-partitions`.
+
+    Example:
+        >>> clients_of({"clients": "0-2,7"}, 10)
+        [0, 1, 2, 7]
+        >>> clients_of({"partition-id": 1, "num-partitions": 3}, 10)
+        [3, 4, 5]
+    """
+    if "clients" in node:
+        found = _named(str(node["clients"]))
+    else:
+        part, parts = _part(node)
+        found = list(range(clients * part // parts, clients * (part + 1) // parts))
+    if not found or found != sorted(set(found)) or found[-1] >= clients:
+        raise UserError(
+            f"A node holds the clients {found or 'none'} of {clients}: give it some of the numbers "
+            f"0 to {clients - 1}, each once and in order."
+        )
+    return found
+
+
+def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:
+    """Return the data of some clients, loaded, after a check that it is like the example."""
+    loaded = [plan.load_client(i, node) for i in ids]
+    for i, parts in zip(ids, loaded, strict=True):
+        for name, found, wanted in zip(("lower", "upper"), parts, plan.example, strict=True):
+            _require_alike(i, name, found, wanted)
+    lower, upper = zip(*loaded, strict=True)
+    return from_clients(lower, upper, batch_size=plan.batch_size, ids=ids)
+
+
+def _named(text: str) -> list[int]:
+    """Return the numbers of a list such as 0-9,12."""
+    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
+        raise UserError(f"A node's clients must be written as 0-9,12, got '{text}'.")
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _part(node: Settings) -> tuple[int, int]:
+    part, parts = node.get("partition-id"), node.get("num-partitions")
+    if not isinstance(part, int) or not isinstance(parts, int) or not 0 <= part < parts:
+        raise UserError(
+            "A node must say which clients it holds: --node-config \"clients='0-9'\", or "
+            "partition-id and num-partitions."
+        )
+    return part, parts
+
+
+def _require_alike(client: int, name: str, found: PyTree, wanted: PyTree) -> None:
+    """Raise unless a client's samples have the example's structure, types and shapes."""
+
+    def kind(leaf: Any) -> tuple:
+        array = np.asarray(leaf)
+        return array.dtype.name, *array.shape[1:]
+
+    looks = [jax.tree.map(kind, tree) for tree in (found, wanted)]
+    if jax.tree.structure(found) != jax.tree.structure(wanted) or looks[0] != looks[1]:
+        raise UserError(
+            f"Client {client}'s {name} samples are {looks[0]} where the example has {looks[1]}: "
+            "return the same from load_client."
+        )

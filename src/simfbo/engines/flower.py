@@ -1,0 +1,232 @@
+"""Flower as the carrier of messages: the apps of a deployment, and the engine on a Flower grid.
+
+The only file that imports flwr. A message holds one block of bytes and two texts that describe it
+(`simfbo.engines.packing`); its type is `train.` and the name of the work.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from simfbo.checkpoint import put
+from simfbo.compilation import keep_compilations
+from simfbo.data import FederatedData
+from simfbo.deployment import Deployment, Settings, clients_of, load_shard
+from simfbo.engines.distributed import AWAY, HELLO, LOG, Answer, DistributedFederation, Letter
+from simfbo.engines.node import Node, Package
+from simfbo.engines.packing import BadPackage, pack, unpack
+from simfbo.errors import UserError
+from simfbo.gate import NO_REPLY
+from simfbo.history import History
+from simfbo.runner import run
+
+_ERRORS = {  # Flower's codes
+    1: f"{NO_REPLY}: its app does not load",
+    5: AWAY,
+    8: f"{NO_REPLY}: its process died",
+}
+_WEIGHTS = "weights.json"
+
+Plan = Callable[[Settings], Deployment]
+
+
+class FlowerPost:
+    """Letters as Flower messages."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Take a run's grid."""
+        self._grid = grid
+
+    def nodes(self) -> set[int]:
+        """Return the SuperNodes that are there now."""
+        return set(self._grid.get_node_ids())
+
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str | None]:
+        """Return the numbers of letters sent, which expire after so many seconds; None if not."""
+        messages = [_message(letter, seconds) for letter in letters]
+        numbers: list[str | None] = [*self._grid.push_messages(messages)] if messages else []
+        return numbers if len(numbers) == len(letters) else [None] * len(letters)
+
+    def fetch(self, letters: Iterable[str]) -> list[Answer]:
+        """Return the answers that have come to letters of these numbers; each only once."""
+        numbers = list(letters)
+        return list(map(_answer, self._grid.pull_messages(numbers))) if numbers else []
+
+
+@final
+class FlowerFederation(DistributedFederation):
+    """Clients on other machines, reached through a Flower grid."""
+
+    def __init__(self, grid: Grid, plan: Deployment, poll: float = 0.05) -> None:
+        """Take a run's grid and what server and clients agreed upon.
+
+        Args:
+            grid: from the ServerApp's main function.
+            plan: the deployment.
+            poll: seconds between looks for replies.
+        """
+        super().__init__(FlowerPost(grid), plan, poll)
+
+
+def server_app(plan: Plan) -> ServerApp:
+    """Return the ServerApp of a deployment, with checkpoints: a killed run goes on where it was.
+
+    Args:
+        plan: (run configuration) -> deployment; the same function as for `client_app`. The
+            configuration's `folder` is where the history and checkpoints are written.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        keep_compilations()
+        config = dict(context.run_config)
+        folder = Path(str(config.pop("folder", "") or f"runs/flower-{context.run_id}"))
+        serve(grid, plan(context.run_config), folder, config)
+
+    return app
+
+
+def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> History:
+    """Return the history of a deployment's run, begun or gone on with in a folder.
+
+    Args:
+        grid: from the ServerApp's main function.
+        plan: the deployment.
+        folder: for the history and checkpoints.
+        config: goes into the history's header.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    federation = FlowerFederation(grid, plan)
+    file = folder / _WEIGHTS
+    federation.connect(json.loads(file.read_text()) if file.is_file() else None)
+    folder.mkdir(parents=True, exist_ok=True)
+    put(file, json.dumps(federation.p.tolist()).encode())
+
+    def say(t: int, record: dict[str, Any] | None) -> None:
+        took = federation.timing.get("send", 0.0) + federation.timing.get("wait", 0.0)
+        LOG.info("round %s of %s; the last exchange took %.1f s", t, plan.rounds, took)
+
+    history = run(
+        plan.algorithm,
+        federation,
+        plan.x0,
+        plan.y0,
+        rounds=plan.rounds,
+        seed=plan.seed,
+        evaluate=plan.evaluate,
+        every=plan.every,
+        directory=folder,
+        config=config,
+        on_round=say,
+        resume=True,
+        checkpoint_seconds=0.0,
+    )
+    end = history.end or {}
+    if end.get("status") != "finished":
+        raise UserError(f"The run in {folder} ended as {end.get('status')}: {end.get('reason')}.")
+    return history
+
+
+def client_app(plan: Plan) -> ClientApp:
+    """Return the ClientApp that runs the works of a deployment's algorithm on a node's clients.
+
+    Args:
+        plan: (run configuration) -> deployment; the same function as for `server_app`.
+    """
+    return _NodeApp(plan)
+
+
+class _NodeApp(ClientApp):
+    """A ClientApp with a handler per work, made when the run's configuration is known."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._named: set[str] = set()
+        self._plan = lru_cache(maxsize=8)(lambda config: plan(json.loads(config)))
+        self._node = lru_cache(maxsize=8)(self._load)  # a worker of a simulation is many nodes
+        self.query(HELLO)(self._hello)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the reply to a message."""
+        keep_compilations()
+        for work in self._plan(json.dumps(context.run_config)).algorithm.works:
+            if work.__name__ not in self._named:
+                self._named.add(work.__name__)
+                self.train(work.__name__)(self._train)
+        return super().__call__(message, context)
+
+    def _load(self, run_config: str, node_config: str) -> tuple[Node, FederatedData]:
+        """Return what a node of these settings holds."""
+        plan, settings = self._plan(run_config), json.loads(node_config)
+        data = load_shard(plan, clients_of(settings, plan.clients), settings)
+        return Node(plan.algorithm, {"x": plan.x0, "y": plan.y0}, data), data
+
+    def _hello(self, message: Message, context: Context) -> Message:
+        """Return which clients this node holds, and how many samples each has."""
+        _, data = self._node(json.dumps(context.run_config), json.dumps(context.node_config))
+        samples = np.asarray(data.lower.count) + np.asarray(data.upper.count)
+        words = {"clients": data.ids.tolist(), "samples": samples.tolist()}
+        return Message(_content(Package(words, {})), reply_to=message)
+
+    def _train(self, message: Message, context: Context) -> Message:
+        """Return what this node's part of a cohort sends."""
+        begin = perf_counter()
+        node, _ = self._node(json.dumps(context.run_config), json.dumps(context.node_config))
+        loaded = perf_counter()
+        work = message.metadata.message_type.partition(".")[2]
+        settings, arrays = node.answer(work, _package(message.content))
+        settings |= {"load": loaded - begin, "compute": perf_counter() - loaded}
+        return Message(_content(Package(settings, arrays)), reply_to=message)
+
+
+def _message(letter: Letter, seconds: float) -> Message:
+    """Return a letter as Flower sends it."""
+    kind = f"query.{HELLO}" if letter.work == HELLO else f"train.{letter.work}"
+    group = str(letter.exchange or "")
+    return Message(_content(letter.package), letter.node, kind, ttl=seconds, group_id=group)
+
+
+def _answer(reply: Message) -> Answer:
+    """Return a reply as the engine reads it."""
+    number = reply.metadata.reply_to_message_id
+    if reply.has_error():
+        code, text = reply.error.code, " ".join(str(reply.error.reason).split())[:200]
+        return Answer(number, None, _ERRORS.get(code, f"{NO_REPLY}: its app failed with {text}"))
+    try:
+        return Answer(number, _package(reply.content))
+    except BadPackage as error:
+        return Answer(number, None, f"sent {error}")
+
+
+def _content(package: Package) -> RecordDict:
+    """Return a package as the content of a Flower message."""
+    block, description = pack(package.arrays)
+    texts: dict[str, Any] = {"settings": json.dumps(package.settings), "arrays": description}
+    array = Array(np.frombuffer(block, np.uint8))
+    return RecordDict({"texts": ConfigRecord(texts), "arrays": ArrayRecord({"block": array})})
+
+
+def _package(content: RecordDict) -> Package:
+    """Return the package in a message's content; raise `BadPackage` where there is none."""
+    try:
+        texts: Any = content["texts"]
+        records: Any = content["arrays"]
+        block, settings = records["block"].numpy(), json.loads(texts["settings"])
+        arrays = unpack(block.tobytes(), texts["arrays"])
+    except BadPackage:
+        raise
+    except Exception as error:  # whatever a stranger can send
+        raise BadPackage("something that is no answer") from error
+    if not isinstance(settings, dict):
+        raise BadPackage("settings that are no table")
+    return Package(settings, arrays)
