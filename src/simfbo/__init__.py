@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         simfbo,
     )
     from simfbo.data import FederatedData, federate, from_clients
+    from simfbo.deployment import Deployment
     from simfbo.engines import DebugFederation, SimulatedFederation
     from simfbo.engines.counting import cost
     from simfbo.errors import ClientError, TooFewReplies, UserError
@@ -45,6 +46,7 @@ _HOMES = {
         "simfbo",
     ),
     "simfbo.data": ("FederatedData", "federate", "from_clients"),
+    "simfbo.deployment": ("Deployment",),
     "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
     "simfbo.engines.counting": ("cost",),
     "simfbo.errors": ("ClientError", "TooFewReplies", "UserError"),
@@ -64,6 +66,7 @@ __all__ = [
     "Client",
     "ClientError",
     "DebugFederation",
+    "Deployment",
     "FederatedData",
     "Federation",
     "Gate",

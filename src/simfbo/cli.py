@@ -17,6 +17,7 @@ from simfbo import config as settings
 from simfbo import flags
 from simfbo.algorithm_config import ALGORITHMS
 from simfbo.complaints import plain
+from simfbo.deploy.parser import add_flower, ask_which
 from simfbo.errors import UserError
 
 _SHORTCUTS = {
@@ -126,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("name", nargs="?", help="data set to fetch")
     data.add_argument("--data-dir", type=Path, help="folder of the data (or SIMFBO_DATA_DIR)")
     _add_report(_command(commands, "report", "draw runs as figures and one page", _report))
+    add_flower(_command(commands, "flower", "the same algorithms, where the data is", ask_which))
     return parser
 
 

@@ -75,7 +75,7 @@ class Deployment(NamedTuple):
     secret: bool = False
     partial_sums: bool = False
     timeout: float = 600.0
-    wait: float = 300.0
+    wait: float = 120.0
 
 
 def clients_of(node: Settings, clients: int) -> list[int]:

@@ -79,7 +79,7 @@ class DistributedFederation(Engine):
         Args:
             post: the carrier.
             plan: the deployment.
-            poll: seconds between looks for replies.
+            poll: seconds between looks for replies, and a tenth of the time waited so far.
         """
         one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
@@ -220,7 +220,7 @@ class DistributedFederation(Engine):
                     why[node] = answer.reason
                     self._greetings.pop(node, None)  # it may have changed: greet it again
             if waiting:
-                time.sleep(self._poll)
+                time.sleep(max(self._poll, 0.1 * (time.perf_counter() - sent)))
         online, late = self._post.nodes(), f"{NO_REPLY} within {self._plan.timeout:g} s"
         for node in {letter.node for letter in letters} - answers.keys() - why.keys():
             why[node] = late if node in online else AWAY
@@ -265,12 +265,13 @@ class DistributedFederation(Engine):
 
     def _seat(self, node: int, answer: Answer) -> None:
         """Write down which clients a node holds, by its own word."""
-        self._greetings[node] = None
         try:
             held = _introduction(answer, self.n)
         except BadPackage as error:
-            LOG.warning("Node %s cannot be used: %s.", node, error)
+            LOG.warning("Node %s cannot be used yet: %s.", node, error)
+            del self._greetings[node]  # it is greeted again
             return
+        self._greetings[node] = None
         online = self._post.nodes()
         for client, samples in held.items():
             holder = self._holders.get(client, node)

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from simfbo.checkpoint import put
 from simfbo.compilation import keep_compilations
 from simfbo.data import FederatedData
+from simfbo.deploy.fast import hasten_pulls
 from simfbo.deployment import Deployment, Settings, clients_of, load_shard
 from simfbo.engines.distributed import AWAY, HELLO, LOG, Answer, DistributedFederation, Letter
 from simfbo.engines.node import Node, Package
@@ -31,6 +32,8 @@ from simfbo.runner import run
 
 _ERRORS = {  # Flower's codes
     1: f"{NO_REPLY}: its app does not load",
+    3: f"{NO_REPLY} in time",
+    4: f"{NO_REPLY} in time",
     5: AWAY,
     8: f"{NO_REPLY}: its process died",
 }
@@ -44,6 +47,7 @@ class FlowerPost:
 
     def __init__(self, grid: Grid) -> None:
         """Take a run's grid."""
+        hasten_pulls()
         self._grid = grid
 
     def nodes(self) -> set[int]:
@@ -72,7 +76,7 @@ class FlowerFederation(DistributedFederation):
         Args:
             grid: from the ServerApp's main function.
             plan: the deployment.
-            poll: seconds between looks for replies.
+            poll: seconds between looks for replies, or a tenth of the time waited so far.
         """
         super().__init__(FlowerPost(grid), plan, poll)
 
@@ -105,7 +109,7 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
         folder: for the history and checkpoints.
         config: goes into the history's header.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    _speak()
     federation = FlowerFederation(grid, plan)
     file = folder / _WEIGHTS
     federation.connect(json.loads(file.read_text()) if file.is_file() else None)
@@ -113,8 +117,8 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
     put(file, json.dumps(federation.p.tolist()).encode())
 
     def say(t: int, record: dict[str, Any] | None) -> None:
-        took = federation.timing.get("send", 0.0) + federation.timing.get("wait", 0.0)
-        LOG.info("round %s of %s; the last exchange took %.1f s", t, plan.rounds, took)
+        parts = ", ".join(f"{name} {took:.2f} s" for name, took in federation.timing.items())
+        LOG.info("round %s of %s; the last exchange: %s", t, plan.rounds, parts or "none yet")
 
     history = run(
         plan.algorithm,
@@ -137,6 +141,14 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
     return history
 
 
+def _speak() -> None:
+    """Let our own log be heard; the root's would bring every HTTP request with it."""
+    if not LOG.handlers:
+        LOG.addHandler(logging.StreamHandler())
+        LOG.setLevel(logging.INFO)
+        LOG.propagate = False
+
+
 def client_app(plan: Plan) -> ClientApp:
     """Return the ClientApp that runs the works of a deployment's algorithm on a node's clients.
 
@@ -153,7 +165,7 @@ class _NodeApp(ClientApp):
         super().__init__()
         self._named: set[str] = set()
         self._plan = lru_cache(maxsize=8)(lambda config: plan(json.loads(config)))
-        self._node = lru_cache(maxsize=8)(self._load)  # a worker of a simulation is many nodes
+        self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation is many nodes
         self.query(HELLO)(self._hello)
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -165,7 +177,12 @@ class _NodeApp(ClientApp):
                 self.train(work.__name__)(self._train)
         return super().__call__(message, context)
 
-    def _load(self, run_config: str, node_config: str) -> tuple[Node, FederatedData]:
+    def _held(self, context: Context) -> tuple[Node, FederatedData]:
+        """Return what this node holds; loaded once per run where the process stays."""
+        texts = json.dumps(context.run_config), json.dumps(context.node_config)
+        return self._node(context.run_id, *texts)
+
+    def _load(self, run: int, run_config: str, node_config: str) -> tuple[Node, FederatedData]:
         """Return what a node of these settings holds."""
         plan, settings = self._plan(run_config), json.loads(node_config)
         data = load_shard(plan, clients_of(settings, plan.clients), settings)
@@ -173,7 +190,7 @@ class _NodeApp(ClientApp):
 
     def _hello(self, message: Message, context: Context) -> Message:
         """Return which clients this node holds, and how many samples each has."""
-        _, data = self._node(json.dumps(context.run_config), json.dumps(context.node_config))
+        _, data = self._held(context)
         samples = np.asarray(data.lower.count) + np.asarray(data.upper.count)
         words = {"clients": data.ids.tolist(), "samples": samples.tolist()}
         return Message(_content(Package(words, {})), reply_to=message)
@@ -181,7 +198,7 @@ class _NodeApp(ClientApp):
     def _train(self, message: Message, context: Context) -> Message:
         """Return what this node's part of a cohort sends."""
         begin = perf_counter()
-        node, _ = self._node(json.dumps(context.run_config), json.dumps(context.node_config))
+        node, _ = self._held(context)
         loaded = perf_counter()
         work = message.metadata.message_type.partition(".")[2]
         settings, arrays = node.answer(work, _package(message.content))

@@ -1,0 +1,207 @@
+"""`simfbo flower run`: a run on the federation, followed to its end and gone on with if need be."""
+
+import argparse
+import json
+import re
+import subprocess
+import threading
+import time
+import tomllib
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from simfbo.deploy.command import OUT, flwr, running
+from simfbo.deploy.layout import CONNECTION, Layout, environment
+from simfbo.errors import UserError
+from simfbo.history import FILE
+
+_COUNTS = {"kind", "round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
+           "bytes_up", "refused", "seconds", "cpu_seconds", "projected"}  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train with an app; say where the results are."""
+    layout = Layout(options.folder.resolve())
+    layout.read_setup()
+    if running(layout) is None:
+        raise UserError("The federation is down: start it with 'simfbo flower up'.")
+    app = _checked_app(options.app)
+    folder = _folder(options, app)
+    settings = [*options.set, f'folder="{folder}"']
+    end = _follow(layout, app, folder, settings)
+    for _ in range(options.retries):
+        if end is not None:
+            break
+        OUT.print("The server's process is gone; going on from the last checkpoint.")
+        end = _follow(layout, app, folder, settings)
+    return _say_end(folder, end)
+
+
+def _checked_app(app: Path) -> Path:
+    """Return an app's folder, after a look whether it is one that takes a `folder`."""
+    file = app / "pyproject.toml"
+    try:
+        config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
+    except (OSError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{app} is no Flower app: it needs a pyproject.toml with [tool.flwr.app.config], as "
+            "examples/flower_app has."
+        ) from None
+    if "folder" not in config:
+        raise UserError(f'{file} must have folder = "" under [tool.flwr.app.config].')
+    return app.resolve()
+
+
+def _folder(options: argparse.Namespace, app: Path) -> Path:
+    """Return the folder of the run, a new one unless it is to be resumed."""
+    if options.resume is not None:
+        if not (options.resume / FILE).is_file():
+            raise UserError(
+                f"There is no run in {options.resume}: leave --resume out to begin one."
+            )
+        return options.resume.resolve()
+    default = Path("runs") / f"{app.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = (options.output or default).resolve()
+    if (folder / FILE).exists():
+        raise UserError(f"{folder} has a run already: go on with it (--resume) or name another.")
+    if '"' in str(folder) or "\\" in str(folder):
+        raise UserError(f"Flower cannot pass on a folder of that name: {folder}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _follow(layout: Layout, app: Path, folder: Path, settings: list[str]) -> dict[str, Any] | None:
+    """Return how a run ended, after showing how it went; None if it was cut off."""
+    command = ["flwr", "run", str(app), CONNECTION, "--stream"]
+    command += ["--run-config", " ".join(settings)]
+    job = subprocess.Popen(
+        command,
+        env=environment(layout),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    log = _Log(job, folder / "server.log")
+    book = _Book(folder / FILE)
+    try:
+        with _progress() as bar:
+            task = bar.add_task("waiting for the nodes", total=None)
+            while job.poll() is None or not log.done:
+                _show(bar, task, book.news())
+                time.sleep(0.2)
+            _show(bar, task, book.news())
+    except KeyboardInterrupt:
+        if log.run is not None:
+            flwr(layout, "stop", log.run, CONNECTION)
+        job.kill()
+        raise KeyboardInterrupt(
+            f"interrupted; go on with: simfbo flower run {app} --resume {folder}"
+        ) from None
+    if log.run is None:
+        raise UserError(f"Flower did not take the run: {log.last}")
+    if book.end is None and book.header is None:
+        raise UserError(f"The run did not begin: {log.reason} (all of it in {folder}/server.log).")
+    return book.end
+
+
+class _Log:
+    """What the server's process says, written to a file as it comes."""
+
+    def __init__(self, job: subprocess.Popen[str], file: Path) -> None:
+        self.run: str | None = None
+        self.last, self.reason, self.done = "it said nothing", "it does not say why", False
+        self._job, self._file = job, file
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._job.stdout is not None
+        with open(self._file, "a") as out:
+            for line in self._job.stdout:
+                out.write(line)
+                out.flush()
+                if found := re.search(r"started run (\d+)", line):
+                    self.run = found[1]
+                if line.strip():
+                    self.last = line.strip()
+                if found := re.match(r"(?:simfbo\.errors\.)?(\w*Error): (.*)", line):
+                    self.reason = found[2].strip().rstrip(".")
+        self.done = True
+
+
+class _Book:
+    """A history as it grows."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read = file, file.stat().st_size if file.is_file() else 0
+        self.header: dict[str, Any] | None = self._first()
+        self.end: dict[str, Any] | None = None
+
+    def _first(self) -> dict[str, Any] | None:
+        """Return the header, where there is a history."""
+        if not self._file.is_file():
+            return None
+        with open(self._file, "rb") as book:
+            line = book.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the lines that were added since last time."""
+        if not self._file.is_file():
+            return []
+        if self.header is None:
+            self.header = self._first()
+        with open(self._file, "rb") as book:
+            if book.seek(0, 2) < self._read:
+                self._read = book.tell()  # a resumed run has cut off what it does again
+            book.seek(self._read)
+            text = book.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        for line in lines:
+            if line.get("kind") == "end":
+                self.end = line
+        return lines
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=OUT,
+    )
+
+
+def _show(bar: Progress, task: Any, lines: list[dict[str, Any]]) -> None:
+    """Show news of a run: metrics beside the bar, and who did not count."""
+    for line in lines:
+        if line["kind"] == "header":
+            bar.update(task, total=line["rounds"], description="round 0")
+        elif line["kind"] == "record":
+            shown = ", ".join(f"{k} {v:.4g}" for k, v in line.items() if _is_metric(k, v))
+            bar.update(task, completed=line["round"], description=shown or "training")
+        elif line["kind"] == "refusal":
+            bar.console.print(f"round {line['round']}: client {line['client']} {line['reason']}")
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    return name not in _COUNTS and isinstance(value, int | float)
+
+
+def _say_end(folder: Path, end: dict[str, Any] | None) -> int:
+    """Return the exit code, after saying how it ended."""
+    if end is None:
+        OUT.print(f"The run was cut off; go on with --resume {folder}.")
+        return 1
+    if end["status"] != "finished":
+        OUT.print(f"The run ended as {end['status']}: {end.get('reason', 'it does not say why')}.")
+        OUT.print(f"Its history is in {folder}; go on with --resume {folder}.")
+        return 1
+    OUT.print(f"Finished: history and checkpoints in {folder}; draw it: simfbo report {folder}")
+    return 0
