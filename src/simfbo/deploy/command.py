@@ -32,7 +32,7 @@ from simfbo.deploy.supervisor import stop
 from simfbo.errors import UserError
 
 OUT = Console(highlight=False, soft_wrap=True)
-_READY = 60.0  # seconds for all processes to be there
+_READY = 100.0  # seconds; a node that ended without a word is turned away for 60 of them
 
 
 def certs(options: argparse.Namespace) -> int:

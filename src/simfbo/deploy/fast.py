@@ -94,8 +94,9 @@ def hasten_pulls() -> None:
 
     A message is announced before its parts are sent, and whoever looks often comes too early.
     """
-    if "initial_backoff" in (pull_objects.__kwdefaults__ or {}):
-        pull_objects.__kwdefaults__["initial_backoff"] = SOON
+    defaults = pull_objects.__kwdefaults__
+    if defaults is not None and "initial_backoff" in defaults:
+        defaults["initial_backoff"] = SOON
 
 
 def supernode() -> None:

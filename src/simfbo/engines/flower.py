@@ -38,6 +38,7 @@ _ERRORS = {  # Flower's codes
     8: f"{NO_REPLY}: its process died",
 }
 _WEIGHTS = "weights.json"
+_SMALL = 16 * 1024  # bytes
 
 Plan = Callable[[Settings], Deployment]
 
@@ -201,9 +202,9 @@ class _NodeApp(ClientApp):
         node, _ = self._held(context)
         loaded = perf_counter()
         work = message.metadata.message_type.partition(".")[2]
-        settings, arrays = node.answer(work, _package(message.content))
-        settings |= {"load": loaded - begin, "compute": perf_counter() - loaded}
-        return Message(_content(Package(settings, arrays)), reply_to=message)
+        answer = node.answer(work, _package(message.content))
+        answer.settings.update(load=loaded - begin, compute=perf_counter() - loaded)
+        return Message(_content(answer), reply_to=message)
 
 
 def _message(letter: Letter, seconds: float) -> Message:
@@ -226,24 +227,40 @@ def _answer(reply: Message) -> Answer:
 
 
 def _content(package: Package) -> RecordDict:
-    """Return a package as the content of a Flower message."""
-    block, description = pack(package.arrays)
-    texts: dict[str, Any] = {"settings": json.dumps(package.settings), "arrays": description}
-    array = Array(np.frombuffer(block, np.uint8))
-    return RecordDict({"texts": ConfigRecord(texts), "arrays": ArrayRecord({"block": array})})
+    """Return a package as the content of a Flower message.
+
+    Every record is three objects that Flower sends one by one, so small blocks go with the texts;
+    a large block that all nodes receive is sent once, since Flower knows objects by their digest.
+    """
+    content = RecordDict()
+    texts: dict[str, Any] = {"settings": json.dumps(package.settings)}
+    for name, arrays in (("own", package.arrays), ("common", package.common)):
+        block, texts[f"{name} arrays"] = pack(arrays)
+        if len(block) <= _SMALL:
+            texts[name] = block
+        else:
+            content[name] = ArrayRecord({"block": Array(np.frombuffer(block, np.uint8))})
+    content["texts"] = ConfigRecord(texts)
+    return content
 
 
 def _package(content: RecordDict) -> Package:
     """Return the package in a message's content; raise `BadPackage` where there is none."""
     try:
         texts: Any = content["texts"]
-        records: Any = content["arrays"]
-        block, settings = records["block"].numpy(), json.loads(texts["settings"])
-        arrays = unpack(block.tobytes(), texts["arrays"])
+        settings = json.loads(texts["settings"])
+        own, common = (_arrays(content, texts, name) for name in ("own", "common"))
     except BadPackage:
         raise
     except Exception as error:  # whatever a stranger can send
         raise BadPackage("something that is no answer") from error
     if not isinstance(settings, dict):
         raise BadPackage("settings that are no table")
-    return Package(settings, arrays)
+    return Package(settings, own, common)
+
+
+def _arrays(content: RecordDict, texts: Any, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one block."""
+    record: Any = content.get(name)
+    block = texts[name] if record is None else record["block"].numpy().tobytes()
+    return unpack(block, texts[f"{name} arrays"])

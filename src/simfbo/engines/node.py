@@ -5,6 +5,7 @@ engine in one compiled call, and answers with each client's message or with thei
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +26,17 @@ _PAYLOAD, _MESSAGE = "payload", "message"
 
 
 class Package(NamedTuple):
-    """What travels: settings that fit into JSON, and arrays by name."""
+    """What travels.
+
+    Attributes:
+        settings: whatever fits into JSON.
+        arrays: by name.
+        common: arrays that every node receives alike, so that they need to be sent but once.
+    """
 
     settings: dict[str, Any]
     arrays: dict[str, np.ndarray]
+    common: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Question(NamedTuple):
@@ -69,8 +77,8 @@ def ask(question: Question, known: Mapping[str, PyTree]) -> Package:
         arrays["weights"] = question.weights
     if key is not None:
         arrays["key"] = jax.random.key_data(key)
-    leaves = jax.tree.leaves(question.payload)
-    arrays |= {f"{_PAYLOAD}{number}": leaf for number, leaf in enumerate(leaves)}
+    leaves = {f"{_PAYLOAD}{k}": leaf for k, leaf in enumerate(jax.tree.leaves(question.payload))}
+    dealt = any(map(_is_dealt, jax.tree.leaves(question.payload, is_leaf=_is_dealt)))
     settings = {
         "exchange": question.exchange,
         "shape": encode(question.payload, known),
@@ -80,12 +88,13 @@ def ask(question: Question, known: Mapping[str, PyTree]) -> Package:
         "generator": None if key is None else str(jax.random.key_impl(key)),
         "wide": bool(jnp.result_type(float) == jnp.float64),
     }
-    return Package(settings, {name: np.asarray(array) for name, array in arrays.items()})
+    own, common = (arrays | leaves, {}) if dealt else (arrays, leaves)
+    return Package(settings, _on_host(own), _on_host(common))
 
 
 def understand(package: Package, known: Mapping[str, PyTree]) -> Question:
     """Return the question that a package holds; the inverse of `ask`."""
-    settings, arrays = package
+    settings, arrays = package.settings, {**package.arrays, **package.common}
     leaves = [arrays[f"{_PAYLOAD}{number}"] for number in range(settings["leaves"])]
     keep, momentum, steps = settings["rule"]
     rule = LocalRule(keep, momentum, tuple(steps))
@@ -211,6 +220,10 @@ def _stacked(leaf: Any, weights: np.ndarray) -> Any:
 
 def _is_dealt(part: Any) -> bool:
     return isinstance(part, Dealt)
+
+
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def _room(size: int) -> int:
