@@ -6,19 +6,23 @@ rounds, a client its works and its own data. Nothing here depends on what carrie
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from simfbo.aggregation import Aggregators
-from simfbo.data import FederatedData, from_clients
+from simfbo.data import FederatedData, checked_weights, from_clients
+from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.federation import Algorithm
 from simfbo.gate import Gate
+from simfbo.history import History
 from simfbo.local_work import LocalWork
 from simfbo.problem import PyTree
-from simfbo.runner import Evaluate
+from simfbo.runner import Evaluate, run
 from simfbo.sampling import Sampler
 
 Settings = Mapping[str, Any]
@@ -101,6 +105,35 @@ def clients_of(node: Settings, clients: int) -> list[int]:
             f"0 to {clients - 1}, each once and in order."
         )
     return found
+
+
+def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options: Any) -> History:
+    """Return the history of a deployment's run with all clients on this machine.
+
+    The same numbers as on Flower, to rounding: a rehearsal, where `load_client` can find data here.
+
+    Args:
+        plan: the deployment.
+        node: settings for `load_client`.
+        options: further ones of `run`, such as `directory`.
+    """
+    data = load_shard(plan, range(plan.clients), node)
+    if plan.p is not None:
+        data = replace(data, p=checked_weights(plan.p, plan.clients))
+    federation = SimulatedFederation(
+        data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators
+    )
+    return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
+
+
+def run_options(plan: Deployment) -> dict[str, Any]:
+    """Return what a deployment says of a run, as options of `run`."""
+    return {
+        "rounds": plan.rounds,
+        "seed": plan.seed,
+        "evaluate": plan.evaluate,
+        "every": plan.every,
+    }
 
 
 def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:

@@ -94,12 +94,15 @@ class DistributedFederation(Engine):
         self._samples: dict[int, int] = {}
         self._greetings: dict[int, str | None] = {}  # by node; None once it has answered
 
-    def connect(self, p: Sequence[float] | None = None) -> None:
+    def connect(self, p: Sequence[float] | None = None) -> list[float]:
         """Wait for the nodes; learn who holds which clients and, unless given, their weights.
 
         Args:
             p: the clients' weights, where they are known from before: then the run may go on
                 although nodes are missing.
+
+        Returns:
+            The weights as they were given or stated, to be given again when the run is resumed.
         """
         deadline = time.monotonic() + self._plan.wait
         while (missing := self._missing()) and time.monotonic() < deadline:
@@ -112,10 +115,10 @@ class DistributedFederation(Engine):
                 f"node after {self._plan.wait:g} s: start their SuperNodes; 'simfbo flower status' "
                 "shows those there are."
             )
-        if p is None and self._plan.p is None:
-            p = [self._samples[i] for i in range(self.n)]
-        if p is not None:
-            self.data = replace(self.data, p=checked_weights(p, self.n))
+        stated = [self._samples.get(i, 0) for i in range(self.n)]
+        weights = next(one for one in (p, self._plan.p, stated) if one is not None)
+        self.data = replace(self.data, p=checked_weights(weights, self.n))
+        return list(map(float, weights))
 
     def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array

@@ -21,7 +21,7 @@ from simfbo.checkpoint import put
 from simfbo.compilation import keep_compilations
 from simfbo.data import FederatedData
 from simfbo.deploy.fast import hasten_pulls
-from simfbo.deployment import Deployment, Settings, clients_of, load_shard
+from simfbo.deployment import Deployment, Settings, clients_of, load_shard, run_options
 from simfbo.engines.distributed import AWAY, HELLO, LOG, Answer, DistributedFederation, Letter
 from simfbo.engines.node import Node, Package
 from simfbo.engines.packing import BadPackage, pack, unpack
@@ -113,9 +113,9 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
     _speak()
     federation = FlowerFederation(grid, plan)
     file = folder / _WEIGHTS
-    federation.connect(json.loads(file.read_text()) if file.is_file() else None)
+    weights = federation.connect(json.loads(file.read_text()) if file.is_file() else None)
     folder.mkdir(parents=True, exist_ok=True)
-    put(file, json.dumps(federation.p.tolist()).encode())
+    put(file, json.dumps(weights).encode())
 
     def say(t: int, record: dict[str, Any] | None) -> None:
         parts = ", ".join(f"{name} {took:.2f} s" for name, took in federation.timing.items())
@@ -126,10 +126,7 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
         federation,
         plan.x0,
         plan.y0,
-        rounds=plan.rounds,
-        seed=plan.seed,
-        evaluate=plan.evaluate,
-        every=plan.every,
+        **run_options(plan),
         directory=folder,
         config=config,
         on_round=say,

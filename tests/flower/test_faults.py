@@ -1,0 +1,320 @@
+"""Nodes that fail, lie or vanish: the run goes on and the history tells."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.app.error import Error
+
+from simfbo import DebugFederation, Gate, Steps, UserError, algorithms, run, sampling
+from simfbo.engines import distributed
+from simfbo.engines import flower as adapter
+from simfbo.engines.flower import FlowerFederation, serve
+from simfbo.engines.node import Package
+from simfbo.tasks import quadratic
+
+TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)
+METHOD = algorithms.simfbo(TASK.problem, Steps(y=0.1, v=0.1, x=0.05))
+NODES = 3  # node 1 holds clients 0 and 1, and so on
+
+
+@pytest.fixture
+def made(flower):
+    """Return a grid and a federation on it; options go to the deployment."""
+
+    def make(**options):
+        plan = flower.deployed(TASK, METHOD, **{"timeout": 0.3, "wait": 0.3} | options)
+        grid = flower.Grid(plan, flower.parts(NODES))
+        federation = FlowerFederation(grid, plan, poll=0.01)
+        federation.connect()
+        return grid, federation
+
+    return make
+
+
+def second(grid):
+    return sorted(grid.settings)[1]
+
+
+def trained(federation, rounds=3, **options):
+    return run(METHOD, federation, TASK.x0, TASK.y0, rounds=rounds, seed=2, **options)
+
+
+def without(clients, rounds=3):
+    """Return the run in which some clients never reply, on the engine of reference."""
+    federation = DebugFederation(TASK.data)
+    federation.wire = lambda replies: [r for r in replies if r.client not in clients]
+    return trained(federation, rounds)
+
+
+def only_training(change):
+    def spoil(node, message, reply):
+        return reply if "hello" in message.metadata.message_type else change(node, message, reply)
+
+    return spoil
+
+
+def reasons(history):
+    return {(line["client"], line["reason"]) for line in history.refusals}
+
+
+def errs(code, text="x"):
+    return lambda message: Message(Error(code, text), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (errs(2, "<class 'ValueError'>:<'no disk'>"),
+         "did not reply: its app failed with <class 'ValueError'>:<'no disk'>"),
+        (errs(8), "did not reply: its process died"),
+        (errs(5), "did not reply: its node is away"),
+        (errs(1), "did not reply: its app does not load"),
+        (lambda message: None, "did not reply within 0.3 s"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("partial_sums", [False, True])
+def test_a_node_that_fails_is_left_out_and_written_down(made, reply, reason, partial_sums):
+    grid, federation = made(partial_sums=partial_sums)
+    bad = second(grid)
+    grid.spoil = only_training(lambda node, m, r: reply(m) if node == bad else r)
+    history = trained(federation)
+    assert history.end == {"status": "finished"}
+    assert reasons(history) == {(2, reason), (3, reason)}
+    np.testing.assert_allclose(history.state.x, without({2, 3}).state.x, rtol=1e-12)
+    # 4 of 6 replied, three times, with floats of x, y and v.
+    assert federation.ledger.total.floats_up == 3 * 4 * (4 + 5 + 5)
+
+
+def test_a_client_that_raises_is_named_by_its_own_words(flower):
+    def load(client, node):
+        if client == 4:
+            raise OSError("the disk is gone")
+        return flower.samples_of(TASK.data, client)
+
+    plan = flower.deployed(TASK, METHOD, wait=0.3)._replace(load_client=load)
+    federation = FlowerFederation(flower.Grid(plan, flower.parts(NODES)), plan, poll=0.01)
+    with pytest.raises(UserError, match=r"2 of 6 clients \(the first is client 4\) have no node"):
+        federation.connect()
+    federation.connect(p=np.ones(6))  # known from before: those who are there go on
+    history = trained(federation)
+    assert reasons(history) == {(4, distributed.AWAY), (5, distributed.AWAY)}
+    np.testing.assert_allclose(history.state.x, without({4, 5}).state.x, rtol=1e-12)
+
+
+def altered(**arrays):
+    """Return a change of a reply's arrays, by name."""
+
+    def change(node, message, reply):
+        package = adapter._package(reply.content)
+        found = dict(package.arrays)
+        for name, value in arrays.items():
+            found[name] = value(found[name])
+        return Message(adapter._content(Package(package.settings, found)), reply_to=message)
+
+    return change
+
+
+LIES = {
+    "other clients": (altered(ids=lambda a: a - 2), "sent an answer for other clients"),
+    "none": (altered(ids=lambda a: a[:0]), "sent an answer for other clients"),
+    "not whole": (altered(ids=lambda a: a.astype(float)), "sent no list of ids"),
+}
+EACH = LIES | {
+    "short": (altered(**{"message.x": lambda a: a[:1]}), "sent another number of messages"),
+    "shape": (altered(**{"message.x": lambda a: a[:, :2]}), "sent shape (2,) for .x, not (4,)"),
+    "type": (altered(**{"message.x": lambda a: a.astype("float32")}), "sent float32 numbers"),
+    "nan": (altered(**{"message.x": lambda a: a * np.nan}), "sent .x that is not finite"),
+    "huge": (altered(**{"message.v": lambda a: a + 1e9}), "sent a message of norm"),
+    "repeats": (altered(repeats=lambda a: a + 1), "sent an answer for other clients"),
+}
+SUMS = LIES | {
+    "shape": (altered(**{"message.x": lambda a: a[:2]}), "sent a sum that does not fit"),
+    "nan": (altered(**{"message.x": lambda a: a * np.nan}), "sent a sum that is not finite"),
+    "passed": (altered(passed=lambda a: a.astype(int)), "sent no word on whose messages"),
+    "squares": (altered(squares=lambda a: a[:1]), "sent no norms"),
+}
+
+
+@pytest.mark.parametrize(
+    ("lie", "partial_sums"), [(k, False) for k in EACH] + [(k, True) for k in SUMS]
+)
+def test_a_node_that_lies_does_not_count(made, lie, partial_sums):
+    change, reason = (SUMS if partial_sums else EACH)[lie]
+    grid, federation = made(partial_sums=partial_sums, gate=Gate(max_norm=1e6))
+    bad = second(grid)
+    grid.spoil = only_training(lambda node, m, r: change(node, m, r) if node == bad else r)
+    history = trained(federation)
+    assert history.end == {"status": "finished"}
+    assert {client for client, _ in reasons(history)} == {2, 3}
+    assert all(text.startswith(reason) for _, text in reasons(history))
+    np.testing.assert_allclose(history.state.x, without({2, 3}).state.x, rtol=1e-12)
+
+
+def test_a_stale_answer_does_not_count(made):
+    grid, federation = made()
+    bad, kept = second(grid), []
+
+    def stale(node, message, reply):
+        kept.append(reply)
+        package = adapter._package(kept[0].content)
+        return reply if node != bad else Message(adapter._content(package), reply_to=message)
+
+    grid.spoil = only_training(stale)
+    history = trained(federation)
+    assert {(line["round"], line["client"]) for line in history.refusals} == {
+        (t, client) for t in (1, 2, 3) for client in (2, 3)
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.clear(),
+        lambda content: content["texts"].update(settings="[1"),
+        lambda content: content["texts"].update(settings="[]"),
+        lambda content: content["texts"].update({"own arrays": "{}"}),
+        lambda content: content["texts"].update({"own arrays": '[["a", "object", [1]]]'}),
+        lambda content: content["texts"].update({"own arrays": '[["a", "int8", [-1]]]'}),
+        lambda content: content["texts"].update(own=b"1"),
+        lambda content: content["texts"].update(own="text"),
+        lambda content: content["texts"].pop("own"),
+    ],
+)
+def test_whatever_a_node_sends_the_run_goes_on(made, change):
+    grid, federation = made()
+    bad = second(grid)
+
+    def spoilt(node, message, reply):
+        if node == bad:
+            change(reply.content)
+        return reply
+
+    grid.spoil = only_training(spoilt)
+    history = trained(federation)
+    assert history.end == {"status": "finished"}
+    assert {client for client, _ in reasons(history)} == {2, 3}
+
+
+def test_a_node_that_leaves_is_not_waited_for_and_counts_again_when_it_is_back(made):
+    grid, federation = made(timeout=30.0)
+    away = second(grid)
+
+    def on_round(t, record):
+        grid.online = set(grid.settings) - ({away} if t in (1, 2) else set())
+
+    history = trained(federation, rounds=5, on_round=on_round)
+    assert {(line["round"], line["client"]) for line in history.refusals} == {
+        (t, client) for t in (2, 3) for client in (2, 3)
+    }
+    assert {reason for _, reason in reasons(history)} == {distributed.AWAY}
+
+
+def test_a_node_that_comes_back_under_another_number_is_found(made):
+    grid, federation = made()
+    old, new = second(grid), 77
+
+    def on_round(t, record):
+        if t == 1:
+            grid.settings[new] = grid.settings.pop(old)
+            grid.online = set(grid.settings)
+
+    history = trained(federation, rounds=5, on_round=on_round)
+    assert {line["round"] for line in history.refusals} == {2}
+
+
+def test_two_nodes_with_the_same_clients_are_refused(flower):
+    plan = flower.deployed(TASK, METHOD, wait=0.3)
+    grid = flower.Grid(plan, {5: {"clients": "0-3"}, 6: {"clients": "3-5"}})
+    with pytest.raises(UserError, match="Two nodes hold client 3"):
+        FlowerFederation(grid, plan, poll=0.01).connect()
+
+
+def test_too_few_replies_end_the_run_and_it_can_be_resumed(made, tmp_path, flower):
+    grid, federation = made(gate=Gate(min_replies=5))
+    bad = second(grid)
+    away = only_training(lambda node, m, r: None if node == bad else r)
+
+    def on_round(t, record):
+        grid.spoil = away if t == 2 else grid.spoil
+
+    history = trained(federation, rounds=6, directory=tmp_path, on_round=on_round)
+    assert history.end["status"] == "starved"
+    assert "4 of 6 replies to 'simfbo_step' count" in history.end["reason"]
+    grid, federation = made(gate=Gate(min_replies=5))
+    resumed = trained(federation, rounds=6, directory=tmp_path, resume=True)
+    grid, federation = made()
+    np.testing.assert_array_equal(resumed.state.x, trained(federation, rounds=6).state.x)
+
+
+def test_a_server_that_is_killed_goes_on_with_the_same_weights(flower, tmp_path, monkeypatch):
+    plan = flower.deployed(TASK, METHOD, rounds=5, p=None, wait=0.3)
+    whole = serve(flower.Grid(plan, flower.parts(NODES)), plan, tmp_path / "whole", {})
+    grid = flower.Grid(plan, flower.parts(NODES))
+
+    def dies(node, message, reply):
+        if message.metadata.group_id == "4":
+            raise SystemError("killed")
+        return reply
+
+    grid.spoil = dies
+    with pytest.raises(SystemError):
+        serve(grid, plan, tmp_path / "cut", {})
+    assert json.loads((tmp_path / "cut" / "weights.json").read_text()) == [10] * 6
+    again = serve(flower.Grid(plan, flower.parts(NODES)), plan, tmp_path / "cut", {})
+    np.testing.assert_array_equal(again.state.x, whole.state.x)
+    assert [line["round"] for line in again.records] == [0, 1, 2, 3, 4, 5]
+
+
+def test_secret_clients_draw_for_themselves_and_get_no_key(flower):
+    plan = flower.deployed(TASK, METHOD, secret=True)
+    states = []
+    for _ in range(2):
+        grid = flower.Grid(plan, flower.parts(NODES))
+        federation = FlowerFederation(grid, plan, poll=0.0)
+        federation.connect()
+        states.append(trained(federation).state.x)
+        sent = [adapter._package(message.content) for message in grid.sent]
+        assert not any("key" in package.arrays for package in sent)
+    assert not np.array_equal(*states)
+
+
+def test_partial_sums_tell_the_server_no_single_message(made):
+    grid, federation = made(partial_sums=True)
+    replies = []
+    grid.spoil = only_training(lambda node, m, r: replies.append(r) or r)
+    trained(federation, rounds=1)
+    shapes = [adapter._package(reply.content).arrays["message.x"].shape for reply in replies]
+    assert shapes == [(4,)] * NODES
+
+
+def test_the_common_payload_is_one_object_for_all_nodes(flower, single_precision):
+    task = quadratic(clients=6, dim_x=60, dim_y=80, samples=2)
+    task = task._replace(x0=np.zeros((60,), "float32"))
+    method = algorithms.simfbo(task.problem, Steps(0.1, 0.1, 0.1))
+    plan = flower.deployed(task, method, sampler=sampling.everyone())
+    grid = flower.Grid(plan, flower.parts(NODES))
+    federation = FlowerFederation(grid, plan, poll=0.0)
+    federation.connect()
+    adapter._SMALL, small = 100, adapter._SMALL
+    try:
+        run(method, federation, task.x0, task.y0, rounds=1)
+    finally:
+        adapter._SMALL = small
+    numbers = {m.content["common"].object_id for m in grid.sent if "common" in m.content}
+    assert len(numbers) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"p": [1.0, 2.0]}, "The weights p must be 6 positive numbers"),
+        ({"p": [0.0] * 6}, "The weights p must be 6 positive numbers"),
+        ({"clients": 0}, "The weights p must be 0 positive numbers"),
+    ],
+)
+def test_a_deployment_that_cannot_be(flower, options, sentence):
+    plan = flower.deployed(TASK, METHOD)._replace(**options)
+    with pytest.raises(UserError, match=sentence):
+        FlowerFederation(flower.Grid(plan, {}), plan)
