@@ -55,7 +55,9 @@ def run(folder, name, **settings):
     )  # fmt: skip
     try:
         yield output
-        job.wait(timeout=400)
+        said, _ = job.communicate(timeout=400)
+        if job.returncode:
+            print(said, flush=True)
     finally:
         if job.poll() is None:
             job.send_signal(signal.SIGINT)

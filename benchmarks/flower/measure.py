@@ -80,9 +80,9 @@ def overhead():
                 pass
             taken = exchanges(output)[2:]  # the first two compile
             row = {"nodes": "Flower's own" if stock else "quick", "exchanges": len(taken)}
-            for part in ("send", "wait", "load", "compute"):
+            for part in ("send", "reach", "load", "compute", "back"):
                 row[part] = round(float(np.median([one[part] for one in taken])), 2)
-            totals = [one["send"] + one["wait"] for one in taken]
+            totals = [sum(one.values()) for one in taken]
             row |= {"median": float(np.median(totals)), "largest": max(totals)}
             rows.append(row)
             print(row, flush=True)
@@ -95,7 +95,7 @@ def wire():
 
     root = Path(tempfile.mkdtemp(prefix="simfbo-wire-"))
     link, proxy = root / "link", None
-    faults = f"faults='{root}'"
+    faults = f"faults='{root / 'none'}'"
     places = [root / f"machine-{k}" for k in (1, 2, 3)]
     try:
         simfbo(link, "certs", "--nodes", 3)

@@ -32,7 +32,7 @@ from simfbo.deploy.supervisor import stop
 from simfbo.errors import UserError
 
 OUT = Console(highlight=False, soft_wrap=True)
-_READY = 100.0  # seconds; a node that ended without a word is turned away for 60 of them
+_READY = 80.0  # seconds; a node that ended without a word is turned away for 60 of them
 
 
 def certs(options: argparse.Namespace) -> int:
@@ -64,6 +64,8 @@ def up(options: argparse.Namespace) -> int:
         layout.folder.mkdir(parents=True, exist_ok=True)
         certificates.make_secret(layout.secret)
     _require_free_ports(setup)
+    if not setup.link:
+        require_superlink(layout, setup)
     if shutil.which("flower-superlink", path=environment(layout)["PATH"]) is None:
         raise UserError("Flower is not installed: pip install 'simfbo[flower]'.")
     layout.logs.mkdir(exist_ok=True)
@@ -81,6 +83,22 @@ def up(options: argparse.Namespace) -> int:
     where = f"SuperLink at {setup.address}" if setup.link else f"joined to {setup.address}"
     secured = "without TLS" if setup.insecure else "TLS and node keys on"
     OUT.print(f"Up: {where}, {len(setup.nodes)} nodes here, {secured}. Logs in {layout.logs}.")
+    return 0
+
+
+def admit(options: argparse.Namespace) -> int:
+    """Let a node join: keep its public key, and register it if the SuperLink is up."""
+    layout = Layout(options.folder.resolve())
+    layout.read_setup()
+    if not options.key.is_file() or not options.key.name.endswith(".pub"):
+        raise UserError(f"{options.key} is no public key: give a file such as node-4.pub.")
+    kept = layout.key(1).parent / options.key.name
+    kept.parent.mkdir(exist_ok=True)
+    if kept.resolve() != options.key.resolve():
+        shutil.copy(options.key, kept)
+    if running(layout) is not None:
+        _register(layout, kept)
+    OUT.print(f"{kept.name} may join.")
     return 0
 
 
@@ -201,7 +219,7 @@ def _become_ready(layout: Layout, setup: Setup, supervisor: subprocess.Popen[byt
             _wait(lambda: _healthy(layout, setup), supervisor, layout, "superlink", deadline)
         if not setup.insecure:
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda key: _admit(layout, key), layout.public_keys()))
+                list(pool.map(lambda key: _register(layout, key), layout.public_keys()))
     layout.admitted.touch()
     with OUT.status("Starting the nodes ..."):
         for node in setup.nodes:
@@ -217,6 +235,11 @@ def _wait(
         if supervisor.poll() is not None:
             raise UserError(f"The supervisor ended: {tail(layout.log('supervisor'))}")
         if time.monotonic() > deadline:
+            if b"code: 200" in layout.log(name).read_bytes():
+                raise UserError(
+                    f"The SuperLink turned {name} away: its key is not registered there; run "
+                    f"'simfbo flower admit {name}.pub' on the server."
+                )
             raise UserError(f"{name} is not ready after {_READY:g} s: {tail(layout.log(name))}")
         time.sleep(0.2)
 
@@ -235,13 +258,57 @@ def _healthy(layout: Layout, setup: Setup) -> bool:
         return False
 
 
+def require_superlink(layout: Layout, setup: Setup) -> None:
+    """Raise, saying what to do, unless the SuperLink to join can be reached and trusted."""
+    host, port = setup.address.rpartition(":")[0], local_port(setup.address)
+    host = host.strip("[]")
+    context = ssl.create_default_context()
+    if setup.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(layout.certificates / "ca.crt")
+    try:
+        with socket.create_connection((host, port), timeout=5) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+        trusted = True
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(_distrust(layout, setup, host, error)) from None
+    except ssl.SSLError:
+        trusted = False
+    except OSError as error:
+        raise UserError(
+            f"Nothing answers at {setup.address} ({error}): is the SuperLink up, with --host, and "
+            "its port open?"
+        ) from None
+    if trusted and setup.insecure:
+        raise UserError(f"The SuperLink at {setup.address} speaks TLS: leave --insecure out.")
+    if not trusted and not setup.insecure:
+        raise UserError(
+            f"The SuperLink at {setup.address} does not speak TLS: is it the right port? One "
+            "started with --insecure is joined with --insecure."
+        )
+
+
+def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerificationError) -> str:
+    """Return why a certificate was not accepted, and what to do."""
+    if "match" in error.verify_message:
+        return (
+            f"The certificate of the SuperLink is not for '{host}': make it on the server with "
+            f"'simfbo flower certs --new --host {host}'."
+        )
+    return (
+        f"The SuperLink at {setup.address} is not the one that {layout.certificates / 'ca.crt'} "
+        f"vouches for ({error.verify_message}): copy ca.crt from the server's folder."
+    )
+
+
 def _joined(layout: Layout, name: str) -> bool:
     """Return whether a node has said that the SuperLink took it in."""
     file = layout.log(name)
     return file.exists() and b"SuperNode ID" in file.read_bytes()[-20_000:]
 
 
-def _admit(layout: Layout, key: Path) -> None:
+def _register(layout: Layout, key: Path) -> None:
     """Register a node's public key, if it is not."""
     answer = flwr(layout, "supernode", "register", str(key), CONNECTION)
     said = answer.stdout + answer.stderr

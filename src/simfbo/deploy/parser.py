@@ -28,13 +28,15 @@ def add_flower(parser: argparse.ArgumentParser) -> None:
     _add_certs(_command(commands, "certs", "make certificates and node keys"))
     _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine, supervised"))
     _add_run(_command(commands, "run", "train with an app on the federation that is up"))
+    admit = _command(commands, "admit", "let a node join, by its public key")
+    admit.add_argument("key", type=Path, help="its public key, as node-4.pub")
     _command(commands, "status", "show processes, nodes and runs")
     _command(commands, "down", "end all of it")
 
 
 def ask_which(options: argparse.Namespace) -> int:
     """Raise, since no command was named."""
-    raise UserError("Say what to do: certs, up, run, status or down (simfbo flower --help).")
+    raise UserError("Say what to do: certs, up, admit, run, status or down (simfbo flower --help).")
 
 
 def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:

@@ -69,8 +69,9 @@ class DistributedFederation(Engine):
     """Clients on other machines.
 
     Attributes:
-        timing: of the last exchange, in seconds: `send` the messages, `wait` for the last reply,
-            of which the slowest node took `load` to read its data and `compute` to answer.
+        timing: of the last exchange, in seconds: to `send` the messages, for the last of them to
+            `reach` its app, there to `load` data and to `compute`, and for its reply to come
+            `back`. As far as the clocks of server and node agree.
     """
 
     def __init__(self, post: Post, plan: Deployment, poll: float = 0.05) -> None:
@@ -209,7 +210,7 @@ class DistributedFederation(Engine):
 
     def _exchange(self, letters: list[Letter]) -> tuple[dict[int, Package], dict[int, str]]:
         """Return the answers by node, and why others have none."""
-        begin = time.perf_counter()
+        begin, sent_at = time.perf_counter(), time.time()
         numbers = self._post.send(letters, self._plan.timeout)
         sent = time.perf_counter()
         waiting = {n: letter.node for n, letter in zip(numbers, letters, strict=True) if n}
@@ -227,9 +228,11 @@ class DistributedFederation(Engine):
         online, late = self._post.nodes(), f"{NO_REPLY} within {self._plan.timeout:g} s"
         for node in {letter.node for letter in letters} - answers.keys() - why.keys():
             why[node] = late if node in online else AWAY
-        load, compute = max(map(_seconds, answers.values()), key=sum, default=(0.0, 0.0))
-        wait = time.perf_counter() - sent
-        self.timing = {"send": sent - begin, "wait": wait, "load": load, "compute": compute}
+        began, load, compute = max(map(_times, answers.values()), key=sum, default=(0.0, 0.0, 0.0))
+        send, total = sent - begin, time.perf_counter() - begin
+        reach = max(0.0, began - sent_at - send) if answers else total - send
+        self.timing = {"send": send, "reach": reach, "load": load, "compute": compute}
+        self.timing["back"] = max(0.0, total - sum(self.timing.values()))
         return answers, why
 
     def _parts(self, ids: np.ndarray) -> Parts:
@@ -306,8 +309,8 @@ def _whole(package: Package, name: str) -> list[int]:
     return numbers
 
 
-def _seconds(answer: Package) -> tuple[float, float]:
-    """Return how long a node took to load and to compute, by its own word; 0 if it does not say."""
-    found = [answer.settings.get(name) for name in ("load", "compute")]
-    load, compute = (float(s) if isinstance(s, int | float) else 0.0 for s in found)
-    return load, compute
+def _times(answer: Package) -> tuple[float, float, float]:
+    """Return when a node began, how long it loaded and computed, by its own word; 0 if unsaid."""
+    found = [answer.settings.get(name) for name in ("began", "load", "compute")]
+    began, load, compute = (s if isinstance(s, float) and 0 <= s < 1e12 else 0.0 for s in found)
+    return began, load, compute

@@ -6,10 +6,10 @@ The only file that imports flwr. A message holds one block of bytes and two text
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
 from typing import Any, final
 
 import numpy as np
@@ -195,12 +195,13 @@ class _NodeApp(ClientApp):
 
     def _train(self, message: Message, context: Context) -> Message:
         """Return what this node's part of a cohort sends."""
-        begin = perf_counter()
+        at, begin = time.time(), time.perf_counter()
         node, _ = self._held(context)
-        loaded = perf_counter()
+        loaded = time.perf_counter()
         work = message.metadata.message_type.partition(".")[2]
         answer = node.answer(work, _package(message.content))
-        answer.settings.update(load=loaded - begin, compute=perf_counter() - loaded)
+        end = time.perf_counter()
+        answer.settings.update(began=at, load=loaded - begin, compute=end - loaded)
         return Message(_content(answer), reply_to=message)
 
 
