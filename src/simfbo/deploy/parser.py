@@ -52,21 +52,21 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", action="append", default=[], metavar="NAME",
         help="name or address by which nodes reach the server; repeatable")  # fmt: skip
-    add("--nodes", type=flags.whole, default=3, metavar="K", help="how many keys (default 3)")
+    add("--nodes", type=_positive, default=3, metavar="K", help="how many keys (default 3)")
     add("--new", action="store_true", help="replace those there are")
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nodes", type=_count, default=3, metavar="K", help="nodes on this machine (default 3)")
-    add("--parts", type=flags.whole, metavar="N",
+    add("--parts", type=_positive, metavar="N",
         help="how many nodes share the clients in all (default: those here)")  # fmt: skip
     add("--port", type=_port, default=9300, metavar="P",
         help="of the SuperLink; node k takes P + k (default 9300)")  # fmt: skip
     add("--host", action="append", default=[], metavar="NAME", help="listen to other machines too, "
         "which know this one by that name; repeatable")  # fmt: skip
     add("--join", metavar="HOST:PORT", help="start one node only, for a SuperLink elsewhere")
-    add("--node", type=flags.whole, metavar="K", help="which node this is, with --join")
+    add("--node", type=_positive, metavar="K", help="which node this is, with --join")
     add("--node-config", default="", metavar="TEXT",
         help="told to load_client, as \"data='/srv/data'\"")  # fmt: skip
     add("--insecure", action="store_true", help="without TLS and node keys, for a first try")
@@ -98,12 +98,22 @@ def _call(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _count(text: str) -> int:
-    """Return a whole number, zero included."""
-    return 0 if text.strip() == "0" else flags.whole(text)
+    """Return a whole number from 0 to 1,000."""
+    return _between(text, 0, 1000)
+
+
+def _positive(text: str) -> int:
+    """Return a whole number from 1 to 1,000."""
+    return _between(text, 1, 1000)
 
 
 def _port(text: str) -> int:
+    """Return a port that leaves room for the nodes' above it."""
+    return _between(text, 1024, 64_000)
+
+
+def _between(text: str, low: int, high: int) -> int:
     number = flags.whole(text)
-    if number > 65_000:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: choose one up to 65000")
+    if not low <= number <= high:
+        raise argparse.ArgumentTypeError(f"'{text}' is not between {low} and {high}")
     return number
