@@ -52,8 +52,8 @@ class Deployment(NamedTuple):
         evaluate: (state) -> metrics by name, on the server.
         every: evaluate after so many iterations.
         seed: of every random draw, so that a simulation can repeat the run.
-        secret: clients draw their batches and noise from randomness of their own, which no other
-            party can repeat, in place of keys sent by the server.
+        secret: the server draws cohorts and its noise, and clients draw their batches and noise,
+            from the system's own randomness, which nobody can repeat, in place of the seed.
         partial_sums: a node adds up its clients' messages and sends one sum, so that the server
             never sees a single one; the gate is then the node's. By default it sends each.
         timeout: seconds after which a node that has not replied is left out.

@@ -18,6 +18,7 @@ from simfbo.errors import TooFewReplies, UserError
 from simfbo.gate import NO_REPLY, Asked, Gate, Refusal
 from simfbo.local_work import Coefs, LocalWork, constant
 from simfbo.problem import PyTree
+from simfbo.random import secret_key
 from simfbo.sampling import Absence, Cohort, Sampler, everyone
 
 
@@ -127,7 +128,7 @@ class Federation(Protocol):
 
     ledger: Ledger
     refusals: list[Refusal]
-    secret: bool  # whether noise must come from randomness that nobody can draw again
+    secret: bool  # whether cohorts and noise come from randomness that nobody can draw again
 
     @property
     def latest(self) -> Exchange | None:
@@ -209,6 +210,7 @@ class Engine(ABC):
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Return the clients that take part."""
+        key = secret_key() if self.secret else key
         ids, weights = map(np.asarray, self.sampler(key, self.data.p))
         if not len(ids):
             raise UserError("The sampler drew nobody: a cohort needs at least one client.")

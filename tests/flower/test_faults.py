@@ -2,16 +2,29 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from flwr.app import Message
 from flwr.app.error import Error
 
-from simfbo import DebugFederation, Gate, Steps, UserError, algorithms, run, sampling
+from simfbo import (
+    Channels,
+    DebugFederation,
+    Gate,
+    Privacy,
+    Steps,
+    UserError,
+    algorithms,
+    private,
+    run,
+    sampling,
+)
 from simfbo.engines import distributed
 from simfbo.engines import flower as adapter
 from simfbo.engines.flower import FlowerFederation, serve
 from simfbo.engines.node import Package
+from simfbo.sampling import Cohort
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)
@@ -278,6 +291,25 @@ def test_secret_clients_draw_for_themselves_and_get_no_key(flower):
         sent = [adapter._package(message.content) for message in grid.sent]
         assert not any("key" in package.arrays for package in sent)
     assert not np.array_equal(*states)
+
+
+def test_secret_cohorts_and_noise_cannot_be_drawn_again(flower):
+    task = quadratic(clients=40)
+    quiet = algorithms.simfbo(task.problem, Steps(y=0.0, v=0.0, x=0.0), Steps(1.0, 1.0, 1.0))
+    noisy = private(quiet, Privacy(noise=Channels(1.0, 1.0, 1.0)))
+    found = {}
+    for secret in (False, True):
+        plan = flower.deployed(task, noisy, secret=secret, sampler=sampling.without_replacement(20))
+        federation = FlowerFederation(flower.Grid(plan, flower.parts(1)), plan, poll=0.0)
+        federation.connect()
+        key = jax.random.key(3)
+        cohorts = [federation.cohort(key).ids for _ in range(2)]
+        everyone = Cohort(np.arange(40), np.full(40, 1 / 40))
+        start = noisy.init(task.x0, task.y0)
+        federation.cohort = lambda key, everyone=everyone: everyone
+        rounds = [noisy.round(start, federation, key).x for _ in range(2)]
+        found[secret] = np.array_equal(*cohorts), np.array_equal(*rounds)
+    assert found == {False: (True, True), True: (False, False)}
 
 
 def test_partial_sums_tell_the_server_no_single_message(made):
