@@ -75,7 +75,7 @@ def test_a_federation_from_up_to_down_with_a_client_that_fails(tmp_path):
                     seconds=60)  # fmt: skip
         assert up.returncode == 0, up.stderr
         assert "2 nodes here, TLS and node keys on" in up.stdout
-        flags = ["--set", "rounds=4", "--set", "cohort=10", "--output", tmp_path / "run"]
+        flags = ["--set", "rounds=3", "--set", "cohort=10", "--output", tmp_path / "run"]
         job = subprocess.Popen(
             [sys.executable, "-m", "simfbo.cli", "flower", "run", "--folder", folder, app, *flags],
             stdout=subprocess.PIPE,

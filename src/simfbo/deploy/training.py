@@ -18,6 +18,7 @@ from simfbo.deploy.layout import CONNECTION, Layout, environment
 from simfbo.errors import UserError
 from simfbo.history import FILE
 
+_PATIENCE = 120.0  # seconds for a SuperLink to come back
 _COUNTS = {"kind", "round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
            "bytes_up", "refused", "seconds", "cpu_seconds", "projected"}  # fmt: skip
 
@@ -74,61 +75,81 @@ def _folder(options: argparse.Namespace, app: Path) -> Path:
 
 
 def _follow(layout: Layout, app: Path, folder: Path, settings: list[str]) -> dict[str, Any] | None:
-    """Return how a run ended, after showing how it went; None if it was cut off."""
-    command = ["flwr", "run", str(app), CONNECTION, "--stream"]
-    command += ["--run-config", " ".join(settings)]
-    job = subprocess.Popen(
-        command,
-        env=environment(layout),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    log = _Log(job, folder / "server.log")
-    book = _Book(folder / FILE)
+    """Return how a run ended, after showing how it went; None if its process is gone."""
+    book, run = _Book(folder / FILE), _start(layout, app, settings)
+    log = _Log(layout, run, folder / "server.log")
     try:
         with _progress() as bar:
             task = bar.add_task("waiting for the nodes", total=None)
-            while job.poll() is None or not log.done:
+            while not log.done or not _is_over(layout, run):
+                if log.done:  # the SuperLink died, but not the run
+                    log = _Log(layout, run, folder / "server.log")
                 _show(bar, task, book.news())
                 time.sleep(0.2)
             _show(bar, task, book.news())
     except KeyboardInterrupt:
-        if log.run is not None:
-            flwr(layout, "stop", log.run, CONNECTION)
-        job.kill()
+        flwr(layout, "stop", run, CONNECTION)
+        log.stop()
         raise KeyboardInterrupt(
             f"interrupted; go on with: simfbo flower run {app} --resume {folder}"
         ) from None
-    if log.run is None:
-        raise UserError(f"Flower did not take the run: {log.last}")
-    if book.end is None and book.header is None:
+    if book.header is None:
         raise UserError(f"The run did not begin: {log.reason} (all of it in {folder}/server.log).")
     return book.end
 
 
-class _Log:
-    """What the server's process says, written to a file as it comes."""
+def _start(layout: Layout, app: Path, settings: list[str]) -> str:
+    """Return the number of a run, begun."""
+    words = ["run", str(app), CONNECTION, "--format", "json", "--run-config", " ".join(settings)]
+    answer = flwr(layout, *words)
+    try:
+        return str(json.loads(answer.stdout[answer.stdout.index("{") :])["run-id"])
+    except (ValueError, KeyError):
+        said = re.sub(r"[╭╮╰╯│─]|\s", " ", answer.stdout + answer.stderr)
+        raise UserError(f"Flower did not take the run: {' '.join(said.split())[-400:]}") from None
 
-    def __init__(self, job: subprocess.Popen[str], file: Path) -> None:
-        self.run: str | None = None
-        self.last, self.reason, self.done = "it said nothing", "it does not say why", False
-        self._job, self._file = job, file
+
+def _is_over(layout: Layout, run: str) -> bool:
+    """Return whether a run is over, as soon as the SuperLink can be asked."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        answer = flwr(layout, "list", CONNECTION, "--run-id", run, "--format", "json")
+        try:
+            return str(json.loads(answer.stdout)["runs"][0]["status"]).startswith("finished")
+        except (ValueError, KeyError, IndexError):
+            time.sleep(1)
+    raise UserError("The SuperLink does not answer any more: see 'simfbo flower status'.")
+
+
+class _Log:
+    """What a run's server says, written to a file as it comes."""
+
+    def __init__(self, layout: Layout, run: str, file: Path) -> None:
+        self.reason, self.done = "it does not say why", False
+        self._file = file
+        self._job = subprocess.Popen(
+            ["flwr", "log", run, CONNECTION, "--stream"],
+            env=environment(layout),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         threading.Thread(target=self._read, daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._job.kill()
 
     def _read(self) -> None:
         assert self._job.stdout is not None
-        with open(self._file, "a") as out:
+        with open(self._file, "w") as out:  # a log is told from its beginning
             for line in self._job.stdout:
                 out.write(line)
                 out.flush()
-                if found := re.search(r"started run (\d+)", line):
-                    self.run = found[1]
-                if line.strip():
-                    self.last = line.strip()
-                if found := re.match(r"(?:simfbo\.errors\.)?(\w*Error): (.*)", line):
-                    self.reason = found[2].strip().rstrip(".")
+                if found := re.match(r"(?:simfbo\.errors\.)?\w*Error: (.*)", line):
+                    self.reason = found[1].strip().rstrip(".")
+        self._job.wait()
         self.done = True
 
 
