@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import threading
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,7 @@ def test_flower_is_told_to_send_nothing_home_and_install_nothing(tmp_path):
         (["up", "--nodes", "-1"], "'-1' is not between 0 and 1000"),
         (["certs", "--nodes", "0"], "'0' is not between 1 and 1000"),
         (["up", "--port", "70000"], "'70000' is not between 1024 and 64000"),
+        (["up", "--node-config", "no settings"], "Write --node-config as"),
         (["certs", "--host", "two words"], "'two words' is no host name or address"),
     ],
 )
@@ -209,6 +211,41 @@ def test_an_app_must_be_one(tmp_path, text):
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(UserError, match=r"is no Flower app|must have folder"):
         training._checked_app(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings"),
+    [
+        (["rounds=7", "rate=1", "name=it's", "fast=true"],
+         {"rounds": 7, "rate": 1.0, "name": "it's", "fast": True}),
+        (['name="a b"', "rate=1e-3"], {"name": "a b", "rate": 1e-3}),
+        (["name=3"], {"name": "3"}),
+        (["round=7"], "'round=7' sets nothing: write KEY=VALUE, KEY one of fast, name"),
+        (["rounds"], "'rounds' sets nothing"),
+        (["folder=x"], "'folder=x' sets nothing"),
+        (["rounds=many"], "'rounds' must be like 3, got 'many'"),
+        (["rounds=1.5"], "'rounds' must be like 3, got '1.5'"),
+        (["fast=1"], "'fast' must be like False, got '1'"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_run(tmp_path, texts, settings):
+    config = {"rounds": 3, "rate": 0.5, "name": "n", "fast": False, "folder": ""}
+    options = SimpleNamespace(set=texts, resume=None)
+    if isinstance(settings, str):
+        with pytest.raises(UserError, match=settings):
+            training._settings(options, config, tmp_path)
+    else:
+        found = training._settings(options, config, tmp_path)
+        assert found == settings
+        assert tomllib.loads(training._toml(found)) == settings
+
+
+def test_a_resumed_run_has_the_settings_it_was_begun_with(tmp_path):
+    header = {"kind": "header", "config": {"rounds": 9, "gone": 1}}
+    (tmp_path / "history.jsonl").write_text(json.dumps(header) + "\n")
+    options = SimpleNamespace(set=["rate=2"], resume=tmp_path)
+    found = training._settings(options, {"rounds": 3, "rate": 0.5, "folder": ""}, tmp_path)
+    assert found == {"rounds": 9, "rate": 2.0}
 
 
 def test_a_node_sleeps_a_tenth_of_the_time_since_its_last_message(monkeypatch):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from simfbo.deploy.supervisor import stop
 from simfbo.errors import UserError
 
 OUT = Console(highlight=False, soft_wrap=True)
+_NODE_CONFIG = re.compile(r"""\s*([\w-]+=('[^']*'|"[^"]*"|[^\s'"]+)\s*)*""")
 _READY = 80.0  # seconds; a node that ended without a word is turned away for 60 of them
 
 
@@ -171,6 +173,8 @@ def _hosts(hosts: Sequence[str]) -> list[str]:
 def _setup(options: argparse.Namespace) -> Setup:
     """Return what the options ask for."""
     shared = {"insecure": options.insecure, "stock": options.stock}
+    if not _NODE_CONFIG.fullmatch(options.node_config):
+        raise UserError("Write --node-config as \"data='/srv/data' site=3\": names and values.")
     shared |= {"node_config": options.node_config}
     if options.join is None:
         nodes = list(range(1, options.nodes + 1))

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from simfbo.complaints import plain
 from simfbo.deploy.command import OUT, flwr, running
 from simfbo.deploy.layout import CONNECTION, Layout, environment
 from simfbo.errors import UserError
@@ -29,20 +30,22 @@ def run(options: argparse.Namespace) -> int:
     layout.read_setup()
     if running(layout) is None:
         raise UserError("The federation is down: start it with 'simfbo flower up'.")
-    app = _checked_app(options.app)
+    app, config = _checked_app(options.app)
     folder = _folder(options, app)
-    settings = [*options.set, f'folder="{folder}"']
-    end = _follow(layout, app, folder, settings)
+    settings = _settings(options, config, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.toml").write_text(_toml({**settings, "folder": str(folder)}))
+    end = _follow(layout, app, folder)
     for _ in range(options.retries):
         if end is not None:
             break
         OUT.print("The server's process is gone; going on from the last checkpoint.")
-        end = _follow(layout, app, folder, settings)
+        end = _follow(layout, app, folder)
     return _say_end(folder, end)
 
 
-def _checked_app(app: Path) -> Path:
-    """Return an app's folder, after a look whether it is one that takes a `folder`."""
+def _checked_app(app: Path) -> tuple[Path, dict[str, Any]]:
+    """Return an app's folder and settings, after a look whether it is one that takes a `folder`."""
     file = app / "pyproject.toml"
     try:
         config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
@@ -53,7 +56,42 @@ def _checked_app(app: Path) -> Path:
         ) from None
     if "folder" not in config:
         raise UserError(f'{file} must have folder = "" under [tool.flwr.app.config].')
-    return app.resolve()
+    return app.resolve(), config
+
+
+def _settings(options: argparse.Namespace, config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings that differ from the app's: those of the run resumed, and those given."""
+    found: dict[str, Any] = {}
+    if options.resume is not None:
+        begun = _Book(folder / FILE).header or {}
+        found = {key: value for key, value in begun.get("config", {}).items() if key in config}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if key not in config or key == "folder" or not equals:
+            known = ", ".join(sorted(config.keys() - {"folder"}))
+            raise UserError(f"'{plain(text)}' sets nothing: write KEY=VALUE, KEY one of {known}.")
+        found[key] = _value(key, value, config[key])
+    return found
+
+
+def _value(key: str, text: str, usual: Any) -> Any:
+    """Return a setting's value, of the kind that the app's own has."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text
+    if isinstance(usual, float) and type(value) is int:
+        value = float(value)
+    if isinstance(usual, str) and type(value) is not str:
+        value = text
+    if type(value) is not type(usual):
+        raise UserError(f"'{key}' must be like {usual!r}, got '{plain(text)}'.")
+    return value
+
+
+def _toml(settings: dict[str, Any]) -> str:
+    """Return settings as TOML; text is written as in JSON, which TOML reads alike."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
 def _folder(options: argparse.Namespace, app: Path) -> Path:
@@ -68,15 +106,12 @@ def _folder(options: argparse.Namespace, app: Path) -> Path:
     folder = (options.output or default).resolve()
     if (folder / FILE).exists():
         raise UserError(f"{folder} has a run already: go on with it (--resume) or name another.")
-    if '"' in str(folder) or "\\" in str(folder):
-        raise UserError(f"Flower cannot pass on a folder of that name: {folder}.")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _follow(layout: Layout, app: Path, folder: Path, settings: list[str]) -> dict[str, Any] | None:
+def _follow(layout: Layout, app: Path, folder: Path) -> dict[str, Any] | None:
     """Return how a run ended, after showing how it went; None if its process is gone."""
-    book, run = _Book(folder / FILE), _start(layout, app, settings)
+    book, run = _Book(folder / FILE), _start(layout, app, folder)
     log = _Log(layout, run, folder / "server.log")
     try:
         with _progress() as bar:
@@ -98,10 +133,10 @@ def _follow(layout: Layout, app: Path, folder: Path, settings: list[str]) -> dic
     return book.end
 
 
-def _start(layout: Layout, app: Path, settings: list[str]) -> str:
+def _start(layout: Layout, app: Path, folder: Path) -> str:
     """Return the number of a run, begun."""
-    words = ["run", str(app), CONNECTION, "--format", "json", "--run-config", " ".join(settings)]
-    answer = flwr(layout, *words)
+    words = ["run", str(app), CONNECTION, "--format", "json"]
+    answer = flwr(layout, *words, "--run-config", str(folder / "run.toml"))
     try:
         return str(json.loads(answer.stdout[answer.stdout.index("{") :])["run-id"])
     except (ValueError, KeyError):
