@@ -1,6 +1,6 @@
 """A deployment: what the server and the clients of a federation must agree upon.
 
-Both sides build it from the same code (docs/guide-flower.md); the server uses the algorithm's
+Both sides build it from the same code (docs/how-to-deploy.md); the server uses the algorithm's
 rounds, a client its works and its own data. Nothing here depends on what carries the messages.
 """
 
@@ -54,8 +54,8 @@ class Deployment(NamedTuple):
         seed: of every random draw, so that a simulation can repeat the run.
         secret: the server draws cohorts and its noise, and clients draw their batches and noise,
             from the system's own randomness, which nobody can repeat, in place of the seed.
-        partial_sums: a node adds up its clients' messages and sends one sum, so that the server
-            never sees a single one; the gate is then the node's. By default it sends each.
+        partial_sums: a node adds up its clients' messages and sends one sum: less to send, and
+            the gate is then the node's. By default it sends each.
         timeout: seconds after which a node that has not replied is left out.
         wait: seconds to wait for the nodes of all clients before the first round.
     """
@@ -95,7 +95,7 @@ def clients_of(node: Settings, clients: int) -> list[int]:
         [3, 4, 5]
     """
     if "clients" in node:
-        found = _named(str(node["clients"]))
+        found = _named(str(node["clients"]), clients)
     else:
         part, parts = _part(node)
         found = list(range(clients * part // parts, clients * (part + 1) // parts))
@@ -146,14 +146,14 @@ def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> Federate
     return from_clients(lower, upper, batch_size=plan.batch_size, ids=ids)
 
 
-def _named(text: str) -> list[int]:
-    """Return the numbers of a list such as 0-9,12."""
+def _named(text: str, most: int) -> list[int]:
+    """Return the numbers of a list such as 0-9,12, none above `most`."""
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
         raise UserError(f"A node's clients must be written as 0-9,12, got '{text}'.")
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(first), min(int(last or first), most) + 1)
     return found
 
 

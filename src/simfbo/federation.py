@@ -278,11 +278,10 @@ class Engine(ABC):
         """Return the weights of messages like this, and whether they stay apart or are added."""
         if self.stacks(cohort, like):
             return np.ones(len(cohort.ids)), True
-        own = np.diagonal(cohort.weights) if cohort.weights.ndim == 2 else np.zeros(0)
-        if len(own) == len(cohort.ids) and np.count_nonzero(cohort.weights) == np.count_nonzero(
-            own
-        ):
-            return own.copy(), True
+        if cohort.weights.shape == (len(cohort.ids),) * 2:
+            own = np.diagonal(cohort.weights)
+            if np.count_nonzero(cohort.weights) == np.count_nonzero(own):
+                return own.copy(), True
         return cohort.weights, False
 
     @abstractmethod

@@ -1,8 +1,10 @@
 """Nodes that fail, lie or vanish: the run goes on and the history tells."""
 
 import json
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flwr.app import Message
@@ -24,6 +26,7 @@ from simfbo.engines import distributed
 from simfbo.engines import flower as adapter
 from simfbo.engines.flower import FlowerFederation, serve
 from simfbo.engines.node import Package
+from simfbo.problem import Point
 from simfbo.sampling import Cohort
 from simfbo.tasks import quadratic
 
@@ -44,6 +47,10 @@ def made(flower):
         return grid, federation
 
     return make
+
+
+class Killed(BaseException):
+    """What no handler catches."""
 
 
 def second(grid):
@@ -165,20 +172,56 @@ def test_a_node_that_lies_does_not_count(made, lie, partial_sums):
     np.testing.assert_allclose(history.state.x, without({2, 3}).state.x, rtol=1e-12)
 
 
-def test_a_stale_answer_does_not_count(made):
-    grid, federation = made()
+@pytest.mark.parametrize("partial_sums", [False, True])
+def test_a_stale_answer_does_not_count(made, partial_sums):
+    grid, federation = made(partial_sums=partial_sums)
     bad, kept = second(grid), []
 
     def stale(node, message, reply):
-        kept.append(reply)
-        package = adapter._package(kept[0].content)
-        return reply if node != bad else Message(adapter._content(package), reply_to=message)
+        if node != bad:
+            return reply
+        kept.append(adapter._package(reply.content))
+        return Message(adapter._content(kept[0]), reply_to=message)
 
     grid.spoil = only_training(stale)
     history = trained(federation)
     assert {(line["round"], line["client"]) for line in history.refusals} == {
-        (t, client) for t in (1, 2, 3) for client in (2, 3)
+        (t, client) for t in (2, 3) for client in (2, 3)
     }
+    words = "sent an answer to another exchange" if partial_sums else "answered exchange 1, not 2"
+    assert (2, words) in reasons(history)
+    assert not any("away" in reason for _, reason in reasons(history))
+
+
+def test_a_reply_that_cannot_be_read_takes_no_other_with_it(made):
+    grid, federation = made()
+    bad = second(grid)
+
+    def unreadable(node, message, reply):
+        if node == bad:
+            raise ValueError("bytes that are no message")
+        return reply
+
+    grid.spoil = only_training(unreadable)
+    history = trained(federation)
+    assert history.end == {"status": "finished"}
+    assert reasons(history) == {(i, "sent something that cannot be read") for i in (2, 3)}
+    np.testing.assert_allclose(history.state.x, without({2, 3}).state.x, rtol=1e-12)
+
+
+def test_a_node_cannot_answer_in_the_name_of_another(made):
+    grid, federation = made()
+    first, bad = sorted(grid.settings)[:2]
+    letters = {}
+
+    def forged(node, message, reply):
+        letters[node] = message.metadata.message_id
+        if node == bad:
+            reply.metadata.__dict__["_reply_to_message_id"] = letters[first]
+        return reply
+
+    grid.spoil = only_training(forged)
+    np.testing.assert_allclose(trained(federation).state.x, without(set()).state.x, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +280,75 @@ def test_a_node_that_comes_back_under_another_number_is_found(made):
     assert {line["round"] for line in history.refusals} == {2}
 
 
+def test_a_node_that_comes_back_with_other_clients_is_not_asked_for_those_it_had(made):
+    grid, federation = made(timeout=5.0)
+    changed = second(grid)
+
+    def on_round(t, record):
+        if t == 1:
+            grid.settings[changed] = {"clients": "3"}
+            grid.app = type(grid.app)(lambda config: grid.plan)
+
+    history = trained(federation, rounds=5, on_round=on_round)
+    text = "This node does not hold client 2."
+    failed = f"did not reply: its app failed with <class 'simfbo.errors.UserError'>:<'{text}'>"
+    assert {(line["round"], line["client"], line["reason"]) for line in history.refusals} == {
+        (2, 2, failed), (2, 3, failed), (3, 2, failed), (3, 3, failed),
+        (4, 2, distributed.AWAY), (5, 2, distributed.AWAY),
+    }  # fmt: skip
+
+
+def test_a_second_node_with_the_same_clients_does_not_end_a_run(made):
+    grid, federation = made()
+
+    def on_round(t, record):
+        if t == 1:
+            grid.settings[77] = {"clients": "2-3"}
+            grid.online = set(grid.settings)
+
+    history = trained(federation, rounds=4, on_round=on_round)
+    assert history.end == {"status": "finished"}
+    assert history.refusals == []
+
+
+def test_a_reply_just_before_the_end_of_the_time_counts(made, monkeypatch):
+    grid, federation = made(timeout=1.0)
+    ready = time.perf_counter()
+    pull = grid.pull_messages
+    monkeypatch.setattr(
+        grid, "pull_messages", lambda ids: pull(ids) if time.perf_counter() > ready + 0.97 else []
+    )
+    history = trained(federation, rounds=1)
+    assert history.refusals == []
+
+
+def test_several_sums_at_once_from_nodes_that_add(flower):
+    def stacked(partial_sums):
+        plan = flower.deployed(TASK, METHOD, partial_sums=partial_sums)
+        federation = FlowerFederation(
+            flower.Grid(plan, {5: {"clients": "0"}, 6: {"clients": "1-5"}}), plan, poll=0.0
+        )
+        federation.connect()
+        weights = np.eye(6)[:, :4] + 0.5
+        point = Point(jnp.asarray(TASK.x0), jnp.asarray(TASK.y0), jnp.ones(5))
+        cohort = Cohort(np.arange(6), weights)
+        return federation.aggregate(METHOD.works[0], point, cohort, jax.random.key(0))
+
+    for one, other in zip(stacked(True), stacked(False)):
+        assert one.shape[0] == 4
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_why_a_node_could_not_be_used_is_said(flower):
+    def load(client, node):
+        raise OSError("the disk is gone")
+
+    plan = flower.deployed(TASK, METHOD, wait=0.3)._replace(load_client=load)
+    federation = FlowerFederation(flower.Grid(plan, flower.parts(NODES)), plan, poll=0.01)
+    with pytest.raises(UserError, match=r"a node did not reply: its app failed .*the disk is gone"):
+        federation.connect()
+
+
 def test_two_nodes_with_the_same_clients_are_refused(flower):
     plan = flower.deployed(TASK, METHOD, wait=0.3)
     grid = flower.Grid(plan, {5: {"clients": "0-3"}, 6: {"clients": "3-5"}})
@@ -268,11 +380,11 @@ def test_a_server_that_is_killed_goes_on_with_the_same_weights(flower, tmp_path,
 
     def dies(node, message, reply):
         if message.metadata.group_id == "4":
-            raise SystemError("killed")
+            raise Killed
         return reply
 
     grid.spoil = dies
-    with pytest.raises(SystemError):
+    with pytest.raises(Killed):
         serve(grid, plan, tmp_path / "cut", {})
     assert json.loads((tmp_path / "cut" / "weights.json").read_text()) == [10] * 6
     again = serve(flower.Grid(plan, flower.parts(NODES)), plan, tmp_path / "cut", {})

@@ -28,6 +28,7 @@ from simfbo.sampling import Cohort
 LOG = logging.getLogger("simfbo")
 AWAY = f"{NO_REPLY}: its node is away"
 HELLO = "hello"
+_REST = 5.0  # seconds
 
 Parts = dict[int, np.ndarray]  # places in the cohort, by node
 
@@ -94,6 +95,9 @@ class DistributedFederation(Engine):
         self._holders: dict[int, int] = {}
         self._samples: dict[int, int] = {}
         self._greetings: dict[int, str | None] = {}  # by node; None once it has answered
+        self._troubles: dict[int, str] = {}  # nodes that could not be used, and why
+        self._rests: dict[int, float] = {}  # until when such a node is left alone
+        self._connected = False
 
     def connect(self, p: Sequence[float] | None = None) -> list[float]:
         """Wait for the nodes; learn who holds which clients and, unless given, their weights.
@@ -111,15 +115,21 @@ class DistributedFederation(Engine):
             self._look({})
             time.sleep(self._poll)
         if missing and (p is None or len(missing) == self.n):
-            raise UserError(
-                f"{len(missing)} of {self.n} clients (the first is client {missing[0]}) have no "
-                f"node after {self._plan.wait:g} s: start their SuperNodes; 'simfbo flower status' "
-                "shows those there are."
-            )
+            raise UserError(self._alone(missing))
+        self._connected = True
         stated = [self._samples.get(i, 0) for i in range(self.n)]
         weights = next(one for one in (p, self._plan.p, stated) if one is not None)
         self.data = replace(self.data, p=checked_weights(weights, self.n))
         return list(map(float, weights))
+
+    def _alone(self, missing: list[int]) -> str:
+        """Return why the run cannot begin."""
+        last = next(reversed(self._troubles.values()), None)
+        advice = "start their SuperNodes; 'simfbo flower status' shows those there are"
+        return (
+            f"{len(missing)} of {self.n} clients (the first is client {missing[0]}) have no node "
+            f"after {self._plan.wait:g} s: {advice if last is None else f'a node {last}'}."
+        )
 
     def collect(
         self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
@@ -167,7 +177,7 @@ class DistributedFederation(Engine):
         messages, squares, refusals = admit(found, asked, self.gate)
         admitted = np.array([message is not None for message in messages])
         sums = sums_of(messages, weights, apart, asked.like)
-        return sums, Exchange(asked, admitted, squares, self._explained(refusals, why))
+        return sums, Exchange(asked, admitted, squares, _explained(refusals, asked, parts, why))
 
     def _added(
         self,
@@ -196,17 +206,7 @@ class DistributedFederation(Engine):
             Refusal(asked.number, asked.work, int(asked.ids[j]), reasons[j])
             for j in np.flatnonzero(~admitted)
         ]
-        return total, Exchange(asked, admitted, squares, self._explained(refusals, why))
-
-    def _explained(self, refusals: list[Refusal], why: dict[int, str]) -> list[Refusal]:
-        """Return refusals that say why there was no reply, as far as that is known."""
-
-        def reason(refusal: Refusal) -> str:
-            if refusal.reason != NO_REPLY or refusal.client is None:
-                return refusal.reason
-            return why.get(self._holders.get(refusal.client, -1), AWAY)
-
-        return [refusal._replace(reason=reason(refusal)) for refusal in refusals]
+        return total, Exchange(asked, admitted, squares, _explained(refusals, asked, parts, why))
 
     def _exchange(self, letters: list[Letter]) -> tuple[dict[int, Package], dict[int, str]]:
         """Return the answers by node, and why others have none."""
@@ -216,18 +216,23 @@ class DistributedFederation(Engine):
         waiting = {n: letter.node for n, letter in zip(numbers, letters, strict=True) if n}
         answers: dict[int, Package] = {}
         why: dict[int, str] = {}
-        while waiting and time.perf_counter() - begin < self._plan.timeout:
+        while waiting:
+            left = self._plan.timeout - (time.perf_counter() - begin)
             for node, answer in self._look(waiting).items():
                 if answer.package is not None:
                     answers[node] = answer.package
                 else:
                     why[node] = answer.reason
                     self._greetings.pop(node, None)  # it may have changed: greet it again
+            if left <= 0:
+                break
             if waiting:
-                time.sleep(max(self._poll, 0.1 * (time.perf_counter() - sent)))
+                pause = max(self._poll, 0.1 * (time.perf_counter() - sent))
+                time.sleep(min(pause, max(0.0, left)))
         online, late = self._post.nodes(), f"{NO_REPLY} within {self._plan.timeout:g} s"
         for node in {letter.node for letter in letters} - answers.keys() - why.keys():
             why[node] = late if node in online else AWAY
+            self._greetings.pop(node, None)
         began, load, compute = max(map(_times, answers.values()), key=sum, default=(0.0, 0.0, 0.0))
         send, total = sent - begin, time.perf_counter() - begin
         reach = max(0.0, began - sent_at - send) if answers else total - send
@@ -251,12 +256,14 @@ class DistributedFederation(Engine):
         return [i for i in range(self.n) if i not in self._holders]
 
     def _greet(self, online: set[int]) -> None:
-        """Ask nodes that are new which clients they hold."""
-        new = [node for node in sorted(online) if node not in self._greetings]
+        """Ask nodes that are new, or back, which clients they hold."""
+        self._greetings = {n: letter for n, letter in self._greetings.items() if n in online}
+        now = time.monotonic()
+        new = [n for n in sorted(online - self._greetings.keys()) if self._rests.get(n, now) <= now]
         if new:
             hello = [Letter(node, HELLO, Package({}, {})) for node in new]
-            numbers = self._post.send(hello, self._plan.timeout)
-            self._greetings |= dict(zip(new, numbers, strict=True))
+            sent = zip(new, self._post.send(hello, self._plan.timeout), strict=True)
+            self._greetings |= {node: number for node, number in sent if number}
 
     def _look(self, waiting: dict[str, int]) -> dict[int, Answer]:
         """Return the answers that are there, by node, and take them from those waited for."""
@@ -273,20 +280,45 @@ class DistributedFederation(Engine):
         """Write down which clients a node holds, by its own word."""
         try:
             held = _introduction(answer, self.n)
+            self._require_free(node, held)
         except BadPackage as error:
-            LOG.warning("Node %s cannot be used yet: %s.", node, error)
+            LOG.warning("Node %s cannot be used yet: it %s.", node, error)
+            self._troubles[node] = str(error)
+            self._rests[node] = time.monotonic() + _REST
             del self._greetings[node]  # it is greeted again
             return
         self._greetings[node] = None
-        online = self._post.nodes()
-        for client, samples in held.items():
-            holder = self._holders.get(client, node)
-            if holder != node and holder in online:
+        self._holders = {i: holder for i, holder in self._holders.items() if holder != node}
+        self._holders |= dict.fromkeys(held, node)
+        self._samples |= held
+
+    def _require_free(self, node: int, held: Iterable[int]) -> None:
+        """Raise if another node that is there holds one of the clients."""
+        others = self._post.nodes() - {node}
+        for client in held:
+            if self._holders.get(client) not in others:
+                continue
+            if not self._connected:
                 raise UserError(
                     f"Two nodes hold client {client}: give every node clients of its own "
                     "(--node-config)."
                 )
-            self._holders[client], self._samples[client] = node, samples
+            raise BadPackage(f"holds client {client}, as another node does")
+
+
+def _explained(
+    refusals: list[Refusal], asked: Asked, parts: Parts, why: dict[int, str]
+) -> list[Refusal]:
+    """Return refusals that say why there was no reply, as far as that is known."""
+    nodes = {int(i): node for node, places in parts.items() for i in asked.ids[places]}
+
+    def reason(refusal: Refusal) -> str:
+        if refusal.reason != NO_REPLY or refusal.client is None:
+            return refusal.reason
+        node = nodes.get(refusal.client)
+        return AWAY if node is None else why.get(node, NO_REPLY)
+
+    return [refusal._replace(reason=reason(refusal)) for refusal in refusals]
 
 
 def _introduction(answer: Answer, n: int) -> dict[int, int]:
@@ -295,9 +327,9 @@ def _introduction(answer: Answer, n: int) -> dict[int, int]:
         raise BadPackage(answer.reason)
     clients, samples = (_whole(answer.package, name) for name in ("clients", "samples"))
     if len(clients) != len(samples) or not all(0 <= i < n for i in clients):
-        raise BadPackage("it holds clients that there are not")
+        raise BadPackage("holds clients that there are not")
     if not all(0 < count < 2**53 for count in samples):
-        raise BadPackage("it has clients without samples")
+        raise BadPackage("has clients without samples")
     return dict(zip(clients, samples, strict=True))
 
 
@@ -305,7 +337,7 @@ def _whole(package: Package, name: str) -> list[int]:
     """Return a list of whole numbers from untrusted settings."""
     numbers = package.settings.get(name)
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise BadPackage("it does not say which clients it holds")
+        raise BadPackage("does not say which clients it holds")
     return numbers
 
 

@@ -12,10 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
+import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import RunNotRunningException
 
 from simfbo.checkpoint import put
 from simfbo.compilation import keep_compilations
@@ -62,9 +64,22 @@ class FlowerPost:
         return numbers if len(numbers) == len(letters) else [None] * len(letters)
 
     def fetch(self, letters: Iterable[str]) -> list[Answer]:
-        """Return the answers that have come to letters of these numbers; each only once."""
-        numbers = list(letters)
-        return list(map(_answer, self._grid.pull_messages(numbers))) if numbers else []
+        """Return the answers that have come to letters of these numbers; each only once.
+
+        One by one: a reply that cannot be read takes no other with it, and what a reply says of
+        the letter it answers does not matter.
+        """
+        return [answer for number in letters for answer in self._fetch(number)]
+
+    def _fetch(self, number: str) -> list[Answer]:
+        """Return the answer to a letter, if there is one."""
+        try:
+            found = list(self._grid.pull_messages([number]))
+        except (httpx.HTTPError, RunNotRunningException):
+            raise
+        except Exception:  # whatever a stranger's bytes can do to a reader
+            return [Answer(number, None, "sent something that cannot be read")]
+        return [_answer(number, reply) for reply in found[:1]]
 
 
 @final
@@ -162,6 +177,7 @@ class _NodeApp(ClientApp):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._named: set[str] = set()
+        self._run: int | None = None
         self._plan = lru_cache(maxsize=8)(lambda config: plan(json.loads(config)))
         self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation is many nodes
         self.query(HELLO)(self._hello)
@@ -177,10 +193,12 @@ class _NodeApp(ClientApp):
 
     def _held(self, context: Context) -> tuple[Node, FederatedData]:
         """Return what this node holds; loaded once per run where the process stays."""
-        texts = json.dumps(context.run_config), json.dumps(context.node_config)
-        return self._node(context.run_id, *texts)
+        if context.run_id != self._run:
+            self._run = context.run_id
+            self._node.cache_clear()
+        return self._node(json.dumps(context.run_config), json.dumps(context.node_config))
 
-    def _load(self, run: int, run_config: str, node_config: str) -> tuple[Node, FederatedData]:
+    def _load(self, run_config: str, node_config: str) -> tuple[Node, FederatedData]:
         """Return what a node of these settings holds."""
         plan, settings = self._plan(run_config), json.loads(node_config)
         data = load_shard(plan, clients_of(settings, plan.clients), settings)
@@ -212,9 +230,8 @@ def _message(letter: Letter, seconds: float) -> Message:
     return Message(_content(letter.package), letter.node, kind, ttl=seconds, group_id=group)
 
 
-def _answer(reply: Message) -> Answer:
-    """Return a reply as the engine reads it."""
-    number = reply.metadata.reply_to_message_id
+def _answer(number: str, reply: Message) -> Answer:
+    """Return the reply to a letter as the engine reads it."""
     if reply.has_error():
         code, text = reply.error.code, " ".join(str(reply.error.reason).split())[:200]
         return Answer(number, None, _ERRORS.get(code, f"{NO_REPLY}: its app failed with {text}"))

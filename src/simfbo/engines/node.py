@@ -15,12 +15,12 @@ import numpy as np
 from simfbo.data import FederatedData
 from simfbo.engines.packing import BadPackage, decode, encode
 from simfbo.engines.simulated import SimulatedFederation
+from simfbo.errors import UserError
 from simfbo.federation import Algorithm, ClientWork, Dealt
 from simfbo.gate import Asked, Gate, Reply, as_arrays, mismatch, names, occurrences
 from simfbo.local_work import Coefs, LocalRule
 from simfbo.problem import PyTree
 from simfbo.random import secret_key
-from simfbo.sampling import Cohort
 
 _PAYLOAD, _MESSAGE = "payload", "message"
 
@@ -127,28 +127,33 @@ class Node:
             question = understand(package, self._known)
             return self._compute(self._works[work], question)
 
+    def _places(self, ids: np.ndarray) -> np.ndarray:
+        """Return where the data of some clients are; raise unless they are here."""
+        if not np.isin(ids, self._data.ids).all():
+            missing = ids[~np.isin(ids, self._data.ids)]
+            raise UserError(f"This node does not hold client {missing[0]}.")
+        return np.searchsorted(self._data.ids, ids)
+
     def _compute(self, work: ClientWork, question: Question) -> Package:
         each = question.weights is None
         gate = Gate(open=True) if each else question.gate
         engine = self._engines.setdefault(gate, SimulatedFederation(self._data, gate=gate))
         size, room = len(question.ids), _room(len(question.ids))
-        places = np.searchsorted(self._data.ids, question.ids)
         # Filled up to a power of two, so that few sizes have to be compiled.
         fill = np.minimum(np.arange(room), size - 1)
-        weights = np.eye(room) if question.weights is None else question.weights[fill]
-        cohort, payload = Cohort(places[fill], weights), part_of(question.payload, fill)
+        places, payload = self._places(question.ids)[fill], part_of(question.payload, fill)
+        weights = np.ones(room) if question.weights is None else question.weights[fill]
         coefs, absent = question.coefs[fill], np.arange(room) >= size
         key = secret_key() if question.key is None else question.key
-        like = engine.like(work, payload, coefs, key)
-        sums, squares, passed = engine.compute(work, payload, cohort, like, absent, coefs, key)
+        found = engine.compute(work, payload, places, (weights, each), absent, coefs, key)
+        sums, squares, passed = found
         arrays = {"ids": question.ids, "repeats": occurrences(question.ids)}
         if each:
-            found = jax.tree.map(lambda a: np.asarray(a)[:size], sums)
+            sums = jax.tree.map(lambda a: np.asarray(a)[:size], sums)
         else:
-            found = sums
             arrays |= {"squares": np.asarray(squares, np.float64)[:size]}
             arrays |= {"passed": np.asarray(passed)[:size] > 0}
-        arrays |= {_MESSAGE + name: array for name, array in as_arrays(found).items()}
+        arrays |= {_MESSAGE + name: array for name, array in as_arrays(sums).items()}
         return Package({"exchange": question.exchange}, arrays)
 
 
@@ -200,6 +205,8 @@ def partial_sum(package: Package, asked: Asked, part: np.ndarray, weights: np.nd
     if squares is None or squares.dtype != np.float64 or squares.shape != shape:
         raise BadPackage("no norms of the messages in its sum")
     leaves = [sums[name] for name in names(like)]
+    if not passed.any() and any(leaf.any() for leaf in leaves):
+        raise BadPackage("a sum of nobody's messages")
     return Partial(jax.tree.unflatten(jax.tree.structure(like), leaves), passed, squares)
 
 

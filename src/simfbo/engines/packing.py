@@ -18,6 +18,10 @@ from simfbo.errors import UserError
 from simfbo.federation import Dealt
 from simfbo.problem import Point, PyTree, Weighted
 
+_TYPES = (
+    *("bool", "bfloat16", "float16", "float32", "float64"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
 _PLAIN = {"tuple": tuple, "list": list}
 _RECORDS = {kind.__name__: kind for kind in (Point, Dealt, Weighted)}
 
@@ -97,15 +101,17 @@ def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> Any
 
 def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> Any:
     """Return the JSON value of a tree's shape."""
+    if tree is None:
+        return ["NoneType"]
     structure = jax.tree.structure(tree)
-    if jax.tree_util.treedef_is_leaf(structure):
+    if structure == jax.tree.structure(0):
         return None
     for name, form in forms.items():
         if structure == form:
             return name
     kind = type(tree).__name__
-    if type(tree) in (*_PLAIN.values(), type(None), *_RECORDS.values()):
-        return [kind, *(_encoded(part, forms) for part in tree or ())]
+    if type(tree) in (*_PLAIN.values(), *_RECORDS.values()):
+        return [kind, *(_encoded(part, forms) for part in tree)]
     if type(tree) is dict and all(isinstance(key, str) for key in tree):
         return {key: _encoded(part, forms) for key, part in sorted(tree.items())}
     raise UserError(
@@ -146,12 +152,9 @@ def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
     """Return name, type and shape of an array."""
     match row:
         case [str(name), str(kind), list(shape)] if all(type(n) is int and n >= 0 for n in shape):
-            try:
-                dtype = jnp.dtype(kind)
-            except TypeError as error:
-                raise BadPackage(f"numbers of an unknown type '{kind[:40]}'") from error
-            if jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b":
-                return name, dtype, tuple(shape)
+            if kind not in _TYPES:
+                raise BadPackage(f"numbers of an unknown type '{kind[:40]}'")
+            return name, jnp.dtype(kind), tuple(shape)
     raise BadPackage("an array that is not described by name, type and shape")
 
 

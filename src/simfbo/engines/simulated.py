@@ -68,7 +68,9 @@ class SimulatedFederation(Engine):
         """Return the weighted sums of the messages that pass the gate."""
         absent = self.absent(key, cohort.ids)
         like = self.like(work, payload, coefs, key)
-        sums, squares, passed = self.compute(work, payload, cohort, like, absent, coefs, key)
+        weights = self.weights(cohort, like)
+        found = self.compute(work, payload, cohort.ids, weights, absent, coefs, key)
+        sums, squares, passed = found
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         asked = self.ask(work, cohort, like)
         refusals = _refusals(asked, admitted, absent, squares, self.gate)
@@ -78,20 +80,27 @@ class SimulatedFederation(Engine):
         self,
         work: ClientWork,
         payload: PyTree,
-        cohort: Cohort,
-        like: PyTree,
+        clients: np.ndarray,
+        weights: tuple[np.ndarray, bool],
         absent: np.ndarray,
         coefs: Coefs,
         key: jax.Array,
     ) -> tuple[Any, jax.Array, jax.Array]:
         """Return the sums, the squared norms of all messages and which passed, from two lanes.
 
-        Who is absent computes nothing, and leaves zeros in its place.
+        Args:
+            work: what each client does.
+            payload: what each client receives.
+            clients: by their places in the data, ascending.
+            weights: of their messages, and whether these stay apart or are added.
+            absent: who computes nothing, and leaves zeros in its place.
+            coefs: local work.
+            key: of the exchange.
         """
         order, middle, end = deal(coefs.tau, absent)
-        data, ids, repeats = self.data, self.data.ids[cohort.ids], occurrences(cohort.ids)
-        weights, apart = self.weights(cohort, like)
-        inputs = (payload, data.client(cohort.ids), ids, repeats, weights, coefs, order, key)
+        data, ids, repeats = self.data.client(clients), self.data.ids[clients], occurrences(clients)
+        factors, apart = weights
+        inputs = (payload, data, ids, repeats, factors, coefs, order, key)
         wide = jnp.result_type(float) == jnp.float64
         program = self._program(work, apart, inputs)
         if middle == end:
