@@ -49,15 +49,30 @@ def test_certificates_and_keys(tmp_path, capsys):
     public = load_ssh_public_key((folder / "keys" / "node-1.pub").read_bytes())
     assert key.public_key() == public
     assert key.curve.name == "secp384r1"
-    again = said(capsys, "certs", "--folder", folder)
-    assert again[0] == 2
-    assert "has certificates already: add --new" in again[1]
-    assert cli.main(["flower", "certs", "--folder", str(folder), "--new"]) == 0
+    before = {file.name: file.read_bytes() for file in (folder / "keys").iterdir()}
+    authority = (folder / "certificates/ca.crt").read_bytes()
+    for flags in (["--nodes", "3"], ["--nodes", "3", "--host", "b.example.org"]):
+        assert cli.main(["flower", "certs", "--folder", str(folder), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "Made: node-3." in out
+    assert "server.crt for b.example.org" in out
+    after = {file.name: file.read_bytes() for file in (folder / "keys").iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert (folder / "certificates/ca.crt").read_bytes() == authority
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "superlink.db").touch()
+    assert cli.main(["flower", "certs", "--folder", str(folder), "--nodes", "2", "--new"]) == 0
+    assert (folder / "certificates/ca.crt").read_bytes() != authority
+    assert not (folder / "superlink.db").exists()
+    assert sorted(file.name for file in (folder / "keys").glob("*.pub")) == [
+        "node-1.pub", "node-2.pub"
+    ]  # fmt: skip
 
 
 def test_a_made_certificate_is_trusted_by_its_authority_alone(tmp_path):
     for name in ("ours", "theirs"):
-        certificates.make_certificates(tmp_path / name, ["server.example.org"])
+        certificates.make_authority(tmp_path / name)
+        certificates.make_server_certificate(tmp_path / name, ["server.example.org"])
 
     def handshake(authority, host):
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -116,7 +131,10 @@ def test_flower_is_told_to_send_nothing_home_and_install_nothing(tmp_path):
         ([], "Say what to do: certs, up, admit, run, status or down"),
         (["status"], "There is no federation in"),
         (["run", "nowhere"], "There is no federation in"),
-        (["admit", "x.pub"], "There is no federation in"),
+        (["admit", "x.pub"], "x.pub is no public key"),
+        (["up", "--folder", "/dev/null"], "/dev/null cannot be a federation's folder"),
+        (["certs", "--folder", "/dev/null/x"], "cannot be a federation's folder"),
+        (["certs", "--host", 70 * "a"], "is no host name or address"),
         (["up", "--join", "nonsense"], "'nonsense' is no address: write host:port"),
         (["up", "--join", "h:99999"], "'h:99999' is no address"),
         (["up", "--join", "h:93"], "say which node of how many this is: --node 2 --parts 3"),
@@ -137,6 +155,22 @@ def test_mistakes_end_in_a_sentence(tmp_path, capsys, monkeypatch, words, senten
     assert "Traceback" not in text
 
 
+def test_admit_keeps_a_key_before_anything_is_up(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    certificates.make_node_key(tmp_path / "node-9")
+    assert cli.main(["flower", "admit", "--folder", str(folder), str(tmp_path / "node-9.pub")]) == 0
+    assert Layout(folder).public_keys() == [folder / "keys" / "node-9.pub"]
+    (tmp_path / "bad.pub").write_text("ssh-rsa AAAA")
+    assert cli.main(["flower", "admit", "--folder", str(folder), str(tmp_path / "bad.pub")]) == 2
+
+
+def test_runs_are_started_where_the_superlink_is(tmp_path, capsys):
+    Layout(tmp_path).setup.write_text(setup(link=False).model_dump_json())
+    code, text = said(capsys, "run", "--folder", tmp_path, tmp_path)
+    assert code == 2
+    assert "The SuperLink is on another machine: start runs there." in text
+
+
 def test_down_without_a_federation_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["flower", "down"]) == 0
@@ -155,7 +189,7 @@ def test_a_port_that_is_taken(tmp_path, capsys):
 
 def test_an_expired_certificate(tmp_path, monkeypatch):
     place = Layout(tmp_path)
-    command.make_all(place, [], 2)
+    command.make_missing(place, [], 2)
     place.require_certificates(setup())
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=400)
     clock = SimpleNamespace(now=lambda zone: later)
@@ -203,7 +237,12 @@ def test_a_growing_history_is_read_line_by_line(tmp_path):
     with open(file, "a") as out:
         out.write('ord", "round": 0}\n{"kind": "end", "status": "finished"}\n')
     assert [line["kind"] for line in book.news()] == ["record", "end"]
-    assert book.end == {"kind": "end", "status": "finished"}
+    assert training._end(tmp_path) == {"kind": "end", "status": "finished"}
+    file.write_text('{"kind": "header", "rounds": 3}\n')  # resumed: cut, and longer again
+    assert book.news() == []
+    file.write_text('{"kind": "header", "rounds": 3}\n' + '{"kind": "record", "round": 1}\n' * 9)
+    assert all(line["kind"] == "record" for line in book.news())
+    assert training._end(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[tool]\n", "[tool.flwr.app.config]\nrounds = 3\n"])

@@ -3,11 +3,13 @@
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -18,23 +20,49 @@ DAYS = 365
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write a new certificate authority and a server certificate that it has signed.
+def make_authority(folder: Path) -> None:
+    """Write a new certificate authority: `ca.crt` and `ca.key`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = _key()
+    root = _certificate("simfbo federation", key.public_key(), None, key)
+    write_private(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+
+
+def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
+    """Write a server certificate that the folder's authority has signed.
 
     Args:
-        folder: where `ca.crt`, `ca.key`, `server.crt` and `server.key` go.
+        folder: where `ca.crt` and `ca.key` are, and `server.crt` and `server.key` go.
         hosts: names and addresses under which clients reach the server; this machine's own names
             are always among them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    authority, key = _key(), _key()
-    root = _certificate("simfbo federation", authority.public_key(), None, authority)
     names = [_name(host) for host in dict.fromkeys([*hosts, *LOCAL])]
+    try:
+        root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        assert isinstance(authority, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, AssertionError):
+        raise UserError(f"{folder} has no authority to sign with: begin anew with --new.") from None
+    key = _key()
     server = _certificate("simfbo server", key.public_key(), (root, names), authority)
-    write_private(folder / "ca.key", _pem(authority))
     write_private(folder / "server.key", _pem(key))
-    (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
     (folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
+
+
+def require_names(hosts: Sequence[str]) -> None:
+    """Raise unless all are names or addresses of hosts."""
+    for host in hosts:
+        _name(host)
+
+
+def is_public_key(file: Path) -> bool:
+    """Return whether a file holds a public key of the kind that nodes have."""
+    try:
+        key = serialization.load_ssh_public_key(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return False
+    return isinstance(key, ec.EllipticCurvePublicKey)
 
 
 def make_node_key(file: Path) -> None:
@@ -129,7 +157,7 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     labels = host.split(".")
-    plain = all(label.replace("-", "").isalnum() and label.isascii() for label in labels)
+    plain = all(re.fullmatch(r"[a-zA-Z0-9-]{1,63}", label) for label in labels)
     if not plain or len(host) > 253:
         raise UserError(f"'{host}' is no host name or address, such as server.example.org.")
     return x509.DNSName(host)

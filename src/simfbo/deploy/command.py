@@ -7,11 +7,9 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +27,7 @@ from simfbo.deploy.layout import (
     local_port,
     write_connection,
 )
+from simfbo.deploy.reach import is_healthy, require_superlink
 from simfbo.deploy.supervisor import stop
 from simfbo.errors import UserError
 
@@ -38,19 +37,22 @@ _READY = 80.0  # seconds; a node that ended without a word is turned away for 60
 
 
 def certs(options: argparse.Namespace) -> int:
-    """Make certificates and node keys."""
+    """Make certificates and node keys, as far as they are not there."""
     layout = Layout(options.folder.resolve())
-    if (layout.certificates / "ca.crt").exists() and not options.new:
-        raise UserError(
-            f"{layout.certificates} has certificates already: add --new to replace them; every "
-            "node then needs the new ca.crt."
-        )
+    certificates.require_names(options.host)
     if running(layout):
         raise UserError("The federation is up: end it with 'simfbo flower down' first.")
-    make_all(layout, options.host, options.nodes)
-    OUT.print(f"Certificates in {layout.certificates}, for {', '.join(_hosts(options.host))}.")
-    OUT.print(f"Keys of {options.nodes} nodes in {layout.folder / 'keys'}.")
-    OUT.print("A node's machine needs ca.crt and its own node-K; ca.key and server.key stay here.")
+    if options.new:
+        for old in (*layout.certificates.glob("*"), *layout.key(1).parent.glob("node-*")):
+            old.unlink()
+        for old in layout.folder.glob("superlink.db*"):  # it remembers the old keys
+            old.unlink()
+    made = make_missing(layout, options.host, options.nodes)
+    OUT.print(f"Made: {', '.join(made)}." if made else "Nothing was missing.")
+    OUT.print(
+        f"In {layout.folder}. A node's machine needs certificates/ca.crt and its own keys/node-K; "
+        "ca.key and server.key stay here."
+    )
     return 0
 
 
@@ -59,12 +61,12 @@ def up(options: argparse.Namespace) -> int:
     layout, setup = Layout(options.folder.resolve()), _setup(options)
     if running(layout):
         raise UserError(f"The federation in {layout.folder} is up already.")
-    if setup.link and not setup.insecure and not (layout.certificates / "ca.crt").exists():
-        make_all(layout, options.host, len(setup.nodes))
+    certificates.require_names(options.host)
+    _open_folder(layout)
+    if setup.link and not setup.insecure:
+        known = (layout.certificates / "server.crt").exists()
+        make_missing(layout, [] if known else options.host, len(setup.nodes))
     layout.require_certificates(setup)
-    if not layout.secret.exists():
-        layout.folder.mkdir(parents=True, exist_ok=True)
-        certificates.make_secret(layout.secret)
     _require_free_ports(setup)
     if not setup.link:
         require_superlink(layout, setup)
@@ -80,6 +82,8 @@ def up(options: argparse.Namespace) -> int:
     try:
         _become_ready(layout, setup, supervisor)
     except BaseException:
+        supervisor.terminate()
+        supervisor.wait()
         _stop(layout)
         raise
     where = f"SuperLink at {setup.address}" if setup.link else f"joined to {setup.address}"
@@ -91,9 +95,12 @@ def up(options: argparse.Namespace) -> int:
 def admit(options: argparse.Namespace) -> int:
     """Let a node join: keep its public key, and register it if the SuperLink is up."""
     layout = Layout(options.folder.resolve())
-    layout.read_setup()
-    if not options.key.is_file() or not options.key.name.endswith(".pub"):
-        raise UserError(f"{options.key} is no public key: give a file such as node-4.pub.")
+    if not options.key.name.endswith(".pub") or not certificates.is_public_key(options.key):
+        raise UserError(
+            f"{options.key} is no public key: give a file such as node-4.pub, made with "
+            "'ssh-keygen -t ecdsa -b 384'."
+        )
+    _open_folder(layout)
     kept = layout.key(1).parent / options.key.name
     kept.parent.mkdir(exist_ok=True)
     if kept.resolve() != options.key.resolve():
@@ -140,13 +147,20 @@ def running(layout: Layout) -> dict[str, Any] | None:
     """Return what the supervisor says is running; None where it is not there."""
     try:
         state = json.loads(layout.state.read_text())
-        command = Path(f"/proc/{state['supervisor']}/cmdline")
         os.kill(state["supervisor"], 0)
-    except (OSError, ValueError, KeyError):
+        words = _command_line(state["supervisor"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if command.parent.parent.exists() and str(layout.folder) not in command.read_text():
-        return None  # another process has its number now
-    return state
+    # Another process may have its number now.
+    return state if words is None or words[-1:] == [str(layout.folder)] else None
+
+
+def _command_line(pid: int) -> list[str] | None:
+    """Return a process's command; None where that cannot be asked."""
+    file = Path(f"/proc/{pid}/cmdline")
+    return (
+        file.read_text().rstrip("\0").split("\0") if Path("/proc/self/cmdline").exists() else None
+    )
 
 
 def flwr(layout: Layout, *words: str) -> subprocess.CompletedProcess[str]:
@@ -156,13 +170,35 @@ def flwr(layout: Layout, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def make_all(layout: Layout, hosts: Sequence[str], nodes: int) -> None:
-    """Make certificates, and keys of as many nodes."""
-    layout.folder.mkdir(parents=True, exist_ok=True)
-    certificates.make_certificates(layout.certificates, _hosts(hosts))
-    certificates.make_secret(layout.secret)
+def make_missing(layout: Layout, hosts: Sequence[str], nodes: int) -> list[str]:
+    """Return what was made: an authority, a server certificate, keys of as many nodes, a secret.
+
+    What is there stays, except that a server certificate is made anew for new names.
+    """
+    made = []
+    _open_folder(layout)
+    if not (layout.certificates / "ca.crt").exists():
+        certificates.make_authority(layout.certificates)
+        made.append("ca.crt")
+    if "ca.crt" in made or hosts or not (layout.certificates / "server.crt").exists():
+        certificates.make_server_certificate(layout.certificates, _hosts(hosts))
+        made.append(f"server.crt for {', '.join(_hosts(hosts))}")
     for node in range(1, nodes + 1):
-        certificates.make_node_key(layout.key(node))
+        if not layout.key(node).exists():
+            certificates.make_node_key(layout.key(node))
+            made.append(f"node-{node}")
+    return made
+
+
+def _open_folder(layout: Layout) -> None:
+    """Make a federation's folder, which nobody else can look into, and its secret."""
+    try:
+        layout.folder.mkdir(parents=True, exist_ok=True)
+        layout.folder.chmod(0o700)
+    except OSError as error:
+        raise UserError(f"{layout.folder} cannot be a federation's folder: {error}.") from None
+    if not layout.secret.exists():
+        certificates.make_secret(layout.secret)
 
 
 def _hosts(hosts: Sequence[str]) -> list[str]:
@@ -184,12 +220,12 @@ def _setup(options: argparse.Namespace) -> Setup:
         return Setup(
             address=address, host=host, nodes=nodes, parts=parts, base_port=options.port, **shared
         )
-    base = local_port(options.join)
+    local_port(options.join)
     if options.node is None or options.parts is None or not 1 <= options.node <= options.parts:
         raise UserError("To join, say which node of how many this is: --node 2 --parts 3.")
     return Setup(
         link=False, address=options.join, nodes=[options.node], parts=options.parts,
-        base_port=base, **shared,
+        base_port=options.port, **shared,
     )  # fmt: skip
 
 
@@ -220,7 +256,7 @@ def _become_ready(layout: Layout, setup: Setup, supervisor: subprocess.Popen[byt
     deadline = time.monotonic() + _READY
     if setup.link:
         with OUT.status("Starting the SuperLink ..."):
-            _wait(lambda: _healthy(layout, setup), supervisor, layout, "superlink", deadline)
+            _wait(lambda: is_healthy(layout, setup), supervisor, layout, "superlink", deadline)
         if not setup.insecure:
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda key: _register(layout, key), layout.public_keys()))
@@ -246,64 +282,6 @@ def _wait(
                 )
             raise UserError(f"{name} is not ready after {_READY:g} s: {tail(layout.log(name))}")
         time.sleep(0.2)
-
-
-def _healthy(layout: Layout, setup: Setup) -> bool:
-    """Return whether the SuperLink answers."""
-    scheme, context = "http", None
-    if not setup.insecure:
-        scheme = "https"
-        context = ssl.create_default_context(cafile=str(layout.certificates / "ca.crt"))
-    try:
-        url = f"{scheme}://127.0.0.1:{local_port(setup.address)}/health"
-        with urllib.request.urlopen(url, timeout=2, context=context) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
-def require_superlink(layout: Layout, setup: Setup) -> None:
-    """Raise, saying what to do, unless the SuperLink to join can be reached and trusted."""
-    host, port = setup.address.rpartition(":")[0], local_port(setup.address)
-    host = host.strip("[]")
-    context = ssl.create_default_context()
-    if setup.insecure:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        context.load_verify_locations(layout.certificates / "ca.crt")
-    try:
-        with socket.create_connection((host, port), timeout=5) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
-        trusted = True
-    except ssl.SSLCertVerificationError as error:
-        raise UserError(_distrust(layout, setup, host, error)) from None
-    except ssl.SSLError:
-        trusted = False
-    except OSError as error:
-        raise UserError(
-            f"Nothing answers at {setup.address} ({error}): is the SuperLink up, with --host, and "
-            "its port open?"
-        ) from None
-    if trusted and setup.insecure:
-        raise UserError(f"The SuperLink at {setup.address} speaks TLS: leave --insecure out.")
-    if not trusted and not setup.insecure:
-        raise UserError(
-            f"The SuperLink at {setup.address} does not speak TLS: is it the right port? One "
-            "started with --insecure is joined with --insecure."
-        )
-
-
-def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerificationError) -> str:
-    """Return why a certificate was not accepted, and what to do."""
-    if "match" in error.verify_message:
-        return (
-            f"The certificate of the SuperLink is not for '{host}': make it on the server with "
-            f"'simfbo flower certs --new --host {host}'."
-        )
-    return (
-        f"The SuperLink at {setup.address} is not the one that {layout.certificates / 'ca.crt'} "
-        f"vouches for ({error.verify_message}): copy ca.crt from the server's folder."
-    )
 
 
 def _joined(layout: Layout, name: str) -> bool:
@@ -348,13 +326,14 @@ def _strays(layout: Layout) -> list[int]:
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"FLWR_HOME={layout.home}\0".encode() in entry.read_bytes() + b"\0":
-                group = os.getpgid(int(entry.parent.name))
-                if group != os.getpgrp():
-                    found.add(group)
+            pid = int(entry.parent.name)
+            ours = f"FLWR_HOME={layout.home}".encode() in entry.read_bytes().split(b"\0")
+            words = " ".join(_command_line(pid) or [])
+            if ours and re.search(r"flower-super|flwr-|simfbo\.deploy", words):
+                found.add(os.getpgid(pid))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(found - {os.getpgrp()})
 
 
 def tail(file: Path) -> str:

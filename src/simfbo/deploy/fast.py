@@ -28,7 +28,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp
 
-SOON = 0.05  # seconds
+SOON, GIVE_UP = 0.05, 30.0  # seconds
 
 
 class ResidentExecutor(SubprocessExecutor):
@@ -90,13 +90,14 @@ class Rhythm:
 
 
 def hasten_pulls() -> None:
-    """Look again soon for parts of a message that are not there yet, not after a second.
+    """Look again soon for parts of a message that are not there yet, and give up in time.
 
-    A message is announced before its parts are sent, and whoever looks often comes too early.
+    A message is announced before its parts are sent, and whoever looks often comes too early: by
+    default they look again after a second. If the sender dies in between, they look for two hours.
     """
     defaults = pull_objects.__kwdefaults__
-    if defaults is not None and "initial_backoff" in defaults:
-        defaults["initial_backoff"] = SOON
+    if defaults is not None and {"initial_backoff", "max_time"} <= defaults.keys():
+        defaults |= {"initial_backoff": SOON, "max_time": GIVE_UP}
 
 
 def supernode() -> None:

@@ -1,5 +1,6 @@
 """The folder of a federation on one machine: what is where, and which processes belong to it."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -157,7 +158,7 @@ def write_connection(layout: Layout, setup: Setup) -> None:
     trust = (
         "insecure = true"
         if setup.insecure
-        else f'root-certificates = "{layout.certificates / "ca.crt"}"'
+        else f"root-certificates = {json.dumps(str(layout.certificates / 'ca.crt'))}"
     )
     (layout.home / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n'

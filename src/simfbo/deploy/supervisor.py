@@ -69,17 +69,19 @@ def supervise(layout: Layout) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: asked.append(number))
     children = [_Child(layout, p) for p in processes(layout, layout.read_setup())]
-    while not asked:
-        nodes_may = layout.admitted.exists()  # before that they would be turned away
-        changed = [c.tend() for c in children if nodes_may or not c.process.name.startswith("node")]
-        if any(changed):
-            write_state(layout, children)
-        time.sleep(0.2)
-    running = {c.process.name: c.running.pid for c in children if c.running is not None}
-    # Nodes first: they take their leave of the SuperLink, which else remembers them for a minute.
-    stop([pid for name, pid in running.items() if name.startswith("node")])
-    stop([pid for name, pid in running.items() if not name.startswith("node")])
-    layout.state.unlink(missing_ok=True)
+    try:
+        while not asked:
+            nodes_may = layout.admitted.exists()  # before that they would be turned away
+            due = [c for c in children if nodes_may or not c.process.name.startswith("node")]
+            if any([child.tend() for child in due]):
+                write_state(layout, children)
+            time.sleep(0.2)
+    finally:
+        running = {c.process.name: c.running.pid for c in children if c.running is not None}
+        # Nodes first: they take their leave of the SuperLink, which else remembers them.
+        stop([pid for name, pid in running.items() if name.startswith("node")])
+        stop([pid for name, pid in running.items() if not name.startswith("node")])
+        layout.state.unlink(missing_ok=True)
 
 
 def write_state(layout: Layout, children: list[_Child]) -> None:

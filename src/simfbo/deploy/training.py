@@ -27,14 +27,21 @@ _COUNTS = {"kind", "round", "communication_rounds", "floats_down", "floats_up", 
 def run(options: argparse.Namespace) -> int:
     """Train with an app; say where the results are."""
     layout = Layout(options.folder.resolve())
-    layout.read_setup()
+    if not layout.read_setup().link:
+        raise UserError("The SuperLink is on another machine: start runs there.")
     if running(layout) is None:
         raise UserError("The federation is down: start it with 'simfbo flower up'.")
     app, config = _checked_app(options.app)
     folder = _folder(options, app)
     settings = _settings(options, config, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.toml").write_text(_toml({**settings, "folder": str(folder)}))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.toml").write_text(_toml({**settings, "folder": str(folder)}))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be a run's folder: {error}.") from None
+    if (_end(folder) or {}).get("status") == "finished":
+        OUT.print(f"The run in {folder} has finished already.")
+        return 0
     end = _follow(layout, app, folder)
     for _ in range(options.retries):
         if end is not None:
@@ -124,13 +131,31 @@ def _follow(layout: Layout, app: Path, folder: Path) -> dict[str, Any] | None:
             _show(bar, task, book.news())
     except KeyboardInterrupt:
         flwr(layout, "stop", run, CONNECTION)
-        log.stop()
         raise KeyboardInterrupt(
             f"interrupted; go on with: simfbo flower run {app} --resume {folder}"
         ) from None
-    if book.header is None:
-        raise UserError(f"The run did not begin: {log.reason} (all of it in {folder}/server.log).")
-    return book.end
+    finally:
+        log.stop()
+    end = _end(folder)
+    if end is None and log.reason is not None:
+        raise UserError(f"The run stopped: {log.reason} (all of it in {folder / 'server.log'}).")
+    return end
+
+
+def _end(folder: Path) -> dict[str, Any] | None:
+    """Return the last line of a history, if it says how the run ended."""
+    file = folder / FILE
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    last = _parsed(lines[-1]) if lines else {}
+    return last if last.get("kind") == "end" else None
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return a line of a history; nothing where it is cut."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {}
 
 
 def _start(layout: Layout, app: Path, folder: Path) -> str:
@@ -160,7 +185,8 @@ class _Log:
     """What a run's server says, written to a file as it comes."""
 
     def __init__(self, layout: Layout, run: str, file: Path) -> None:
-        self.reason, self.done = "it does not say why", False
+        self.reason: str | None = None
+        self.done = False
         self._file = file
         self._job = subprocess.Popen(
             ["flwr", "log", run, CONNECTION, "--stream"],
@@ -168,6 +194,7 @@ class _Log:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
@@ -178,14 +205,17 @@ class _Log:
 
     def _read(self) -> None:
         assert self._job.stdout is not None
-        with open(self._file, "w") as out:  # a log is told from its beginning
-            for line in self._job.stdout:
-                out.write(line)
-                out.flush()
-                if found := re.match(r"(?:simfbo\.errors\.)?\w*Error: (.*)", line):
-                    self.reason = found[1].strip().rstrip(".")
-        self._job.wait()
-        self.done = True
+        try:
+            with open(self._file, "w", errors="replace") as out:  # it is told from its beginning
+                for line in self._job.stdout:
+                    out.write(line)
+                    out.flush()
+                    if found := re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)", line):
+                        self.reason = found[1].strip().rstrip(".")
+        finally:
+            self.stop()
+            self._job.wait()
+            self.done = True
 
 
 class _Book:
@@ -194,7 +224,6 @@ class _Book:
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, file.stat().st_size if file.is_file() else 0
         self.header: dict[str, Any] | None = self._first()
-        self.end: dict[str, Any] | None = None
 
     def _first(self) -> dict[str, Any] | None:
         """Return the header, where there is a history."""
@@ -202,14 +231,12 @@ class _Book:
             return None
         with open(self._file, "rb") as book:
             line = book.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+        return _parsed(line) or None
 
     def news(self) -> list[dict[str, Any]]:
         """Return the lines that were added since last time."""
         if not self._file.is_file():
             return []
-        if self.header is None:
-            self.header = self._first()
         with open(self._file, "rb") as book:
             if book.seek(0, 2) < self._read:
                 self._read = book.tell()  # a resumed run has cut off what it does again
@@ -217,11 +244,7 @@ class _Book:
             text = book.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
-        lines = [json.loads(line) for line in whole.splitlines()]
-        for line in lines:
-            if line.get("kind") == "end":
-                self.end = line
-        return lines
+        return [line for line in map(_parsed, whole.splitlines()) if line]
 
 
 def _progress() -> Progress:
