@@ -122,7 +122,8 @@ def _follow(layout: Layout, app: Path, folder: Path) -> dict[str, Any] | None:
     log = _Log(layout, run, folder / "server.log")
     try:
         with _progress() as bar:
-            task = bar.add_task("waiting for the nodes", total=None)
+            total = None if book.header is None else book.header.get("rounds")
+            task = bar.add_task("waiting for the nodes", total=total)
             while not log.done or not _is_over(layout, run):
                 if log.done:  # the SuperLink died, but not the run
                     log = _Log(layout, run, folder / "server.log")
