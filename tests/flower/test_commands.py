@@ -4,17 +4,22 @@ import datetime
 import itertools
 import json
 import os
+import re
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+import simfbo
 from simfbo import UserError, cli
 from simfbo.deploy import certificates, command, fast, layout, training
 from simfbo.deploy.layout import Layout, Setup
@@ -114,6 +119,17 @@ def test_processes_use_tls_node_keys_and_a_secret(tmp_path):
     assert "--insecure" in stock["superlink"]
     joined = dict(layout.processes(Layout(tmp_path), setup(link=False, nodes=[2])))
     assert list(joined) == ["node-2", "node-2-exec"]
+
+
+def test_two_files_import_flower_and_simulation_does_not():
+    source = Path(simfbo.__file__).parent
+    importing = re.compile(r"^\s*(from|import) flwr", re.MULTILINE)
+    found = {str(f.relative_to(source)) for f in source.rglob("*.py")
+             if importing.search(f.read_text())}  # fmt: skip
+    assert found == {"engines/flower.py", "deploy/fast.py"}
+    code = "import sys, simfbo.cli, simfbo.deployment, simfbo.build; print('flwr' in sys.modules)"
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_flower_is_told_to_send_nothing_home_and_install_nothing(tmp_path):
