@@ -46,13 +46,13 @@ def wire():
 
 
 def faults():
-    lines = [
-        [r["fault"], r["status"], r["rounds"], ", ".join(map(str, r["rounds with refusals"])) or "-",
-         "; ".join(r["reasons"]) or "-", r["seconds after"]]
-        for r in rows("faults")
-    ]  # fmt: skip
+    def line(r):
+        hit = ", ".join(map(str, r["rounds with refusals"])) or "-"
+        reasons = "; ".join(r["reasons"]) or "-"
+        return [r["fault"], r["status"], r["rounds"], hit, reasons, r["seconds after"]]
+
     head = ["fault, in round 4", "ended", "rounds", "with refusals", "reasons", "seconds after"]
-    return table(head, lines)
+    return table(head, map(line, rows("faults")))
 
 
 def refusals():
