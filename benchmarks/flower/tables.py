@@ -13,7 +13,8 @@ def rows(name):
 def table(head, lines):
     """Return a table in Markdown."""
     cells = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
+    text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
+    return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def equality():

@@ -1,5 +1,7 @@
 """The same algorithm, the same numbers: on Flower messages and in simulation."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from simfbo import (
     sampling,
 )
 from simfbo.deployment import simulate
-from simfbo.engines.flower import FlowerFederation
+from simfbo.engines.flower import FlowerFederation, client_app
 from simfbo.engines.packing import pack, unpack
 from simfbo.tasks import hyper_representation, quadratic
 from simfbo.tasks.models import mlp
@@ -132,6 +134,17 @@ def test_a_network_in_single_precision(flower, name, single_precision):
     found, wanted = (run(algorithm, one, task.x0, task.y0, rounds=2) for one in (remote, local))
     require_equal(found, wanted, 1e-6)
     assert remote.ledger == local.ledger
+
+
+def _plan(config):
+    raise NotImplementedError
+
+
+def test_the_app_goes_to_a_worker_of_a_simulation_and_stays_there():
+    app = client_app(_plan)
+    again, third = (pickle.loads(pickle.dumps(app)) for _ in range(2))
+    assert type(again) is type(app)
+    assert again is third  # so that data and programs are kept between messages
 
 
 def test_half_precision_numbers_keep_their_type():

@@ -171,16 +171,27 @@ def client_app(plan: Plan) -> ClientApp:
     return _NodeApp(plan)
 
 
+@lru_cache(maxsize=1)
+def _revived(plan: Plan) -> ClientApp:
+    """Return the app in a worker of a simulation, which receives it anew with every message."""
+    return _NodeApp(plan)
+
+
 class _NodeApp(ClientApp):
     """A ClientApp with a handler per work, made when the run's configuration is known."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
+        self._source = plan
         self._named: set[str] = set()
         self._run: int | None = None
         self._plan = lru_cache(maxsize=8)(lambda config: plan(json.loads(config)))
         self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation is many nodes
         self.query(HELLO)(self._hello)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make the app again elsewhere."""
+        return _revived, (self._source,), {"_lifespan": self._lifespan, "_mods": self._mods}
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply to a message."""
