@@ -60,7 +60,7 @@ def test_certificates_and_keys(tmp_path, capsys):
         assert cli.main(["flower", "certs", "--folder", str(folder), *flags]) == 0
     out = capsys.readouterr().out
     assert "Made: node-3." in out
-    assert "server.crt for b.example.org" in out
+    assert "server.crt for b.example.org, a.example.org" in out
     after = {file.name: file.read_bytes() for file in (folder / "keys").iterdir()}
     assert {name: after[name] for name in before} == before
     assert (folder / "certificates/ca.crt").read_bytes() == authority
@@ -176,6 +176,10 @@ def test_admit_keeps_a_key_before_anything_is_up(tmp_path, capsys):
     certificates.make_node_key(tmp_path / "node-9")
     assert cli.main(["flower", "admit", "--folder", str(folder), str(tmp_path / "node-9.pub")]) == 0
     assert Layout(folder).public_keys() == [folder / "keys" / "node-9.pub"]
+    before = (folder / "keys" / "node-9.pub").read_bytes()
+    assert cli.main(["flower", "certs", "--folder", str(folder), "--nodes", "9"]) == 0
+    assert (folder / "keys" / "node-9.pub").read_bytes() == before
+    assert not (folder / "keys" / "node-9").exists()
     (tmp_path / "bad.pub").write_text("ssh-rsa AAAA")
     assert cli.main(["flower", "admit", "--folder", str(folder), str(tmp_path / "bad.pub")]) == 2
 

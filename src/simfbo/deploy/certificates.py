@@ -50,6 +50,17 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     (folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
 
 
+def names_of(file: Path) -> list[str]:
+    """Return the names and addresses that a server certificate is for."""
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        kind = x509.SubjectAlternativeName
+        names = certificate.extensions.get_extension_for_class(kind).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    return [str(name.value) for name in names]
+
+
 def require_names(hosts: Sequence[str]) -> None:
     """Raise unless all are names or addresses of hosts."""
     for host in hosts:

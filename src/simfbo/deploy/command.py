@@ -64,8 +64,7 @@ def up(options: argparse.Namespace) -> int:
     certificates.require_names(options.host)
     _open_folder(layout)
     if setup.link and not setup.insecure:
-        known = (layout.certificates / "server.crt").exists()
-        make_missing(layout, [] if known else options.host, len(setup.nodes))
+        make_missing(layout, options.host, len(setup.nodes))
     layout.require_certificates(setup)
     _require_free_ports(setup)
     if not setup.link:
@@ -173,18 +172,21 @@ def flwr(layout: Layout, *words: str) -> subprocess.CompletedProcess[str]:
 def make_missing(layout: Layout, hosts: Sequence[str], nodes: int) -> list[str]:
     """Return what was made: an authority, a server certificate, keys of as many nodes, a secret.
 
-    What is there stays, except that a server certificate is made anew for new names.
+    What is there stays, except that a server certificate is made anew for further names.
     """
-    made = []
+    made, server = [], layout.certificates / "server.crt"
     _open_folder(layout)
     if not (layout.certificates / "ca.crt").exists():
         certificates.make_authority(layout.certificates)
         made.append("ca.crt")
-    if "ca.crt" in made or hosts or not (layout.certificates / "server.crt").exists():
-        certificates.make_server_certificate(layout.certificates, _hosts(hosts))
-        made.append(f"server.crt for {', '.join(_hosts(hosts))}")
+    known = [] if "ca.crt" in made or not server.is_file() else certificates.names_of(server)
+    if not known or not {*hosts} <= {*known}:
+        names = [*dict.fromkeys([*hosts, *known, socket.gethostname(), *certificates.LOCAL])]
+        certificates.make_server_certificate(layout.certificates, names)
+        made.append(f"server.crt for {', '.join(names)}")
+    admitted = {key.name for key in layout.public_keys()}
     for node in range(1, nodes + 1):
-        if not layout.key(node).exists():
+        if not layout.key(node).exists() and f"node-{node}.pub" not in admitted:
             certificates.make_node_key(layout.key(node))
             made.append(f"node-{node}")
     return made
@@ -199,11 +201,6 @@ def _open_folder(layout: Layout) -> None:
         raise UserError(f"{layout.folder} cannot be a federation's folder: {error}.") from None
     if not layout.secret.exists():
         certificates.make_secret(layout.secret)
-
-
-def _hosts(hosts: Sequence[str]) -> list[str]:
-    """Return the names of the server: those given, and this machine's."""
-    return [*dict.fromkeys([*hosts, socket.gethostname(), *certificates.LOCAL])]
 
 
 def _setup(options: argparse.Namespace) -> Setup:
