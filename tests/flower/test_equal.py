@@ -62,8 +62,10 @@ def require_equal(found, wanted, tolerance):
                 np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("partial_sums", [False, True])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "partial_sums"),
+    [(name, False) for name in METHODS] + [(name, True) for name in METHODS[:3]],
+)
 def test_every_method_with_partial_participation_and_unequal_work(flower, name, partial_sums):
     (found, remote), (wanted, local) = both(flower, method(name), 3, partial_sums=partial_sums)
     require_equal(found, wanted, 1e-12)
