@@ -43,7 +43,7 @@ def equality():
     with federation() as folder:
         for method in ("simfbo", "shrofbo", "fednest"):
             for partial_sums in (False, True):
-                rounds = 2 if method == "fednest" else 5  # of 18 exchanges
+                rounds = 2 if method == "fednest" else 5  # of 10 exchanges
                 config = {"method": method, "partial_sums": partial_sums, "rounds": rounds}
                 config |= {"cohort": 4, "timeout": 60.0}
                 with run(folder, f"{method}-{partial_sums}", **config) as output:

@@ -148,6 +148,7 @@ def test_flower_is_told_to_send_nothing_home_and_install_nothing(tmp_path):
         (["status"], "There is no federation in"),
         (["run", "nowhere"], "There is no federation in"),
         (["admit", "x.pub"], "x.pub is no public key"),
+        (["up", "--nodes", "3", "--parts", "2"], "3 nodes cannot share 2 parts: raise --parts."),
         (["up", "--folder", "/dev/null"], "/dev/null cannot be a federation's folder"),
         (["certs", "--folder", "/dev/null/x"], "cannot be a federation's folder"),
         (["certs", "--host", 70 * "a"], "is no host name or address"),
@@ -193,8 +194,9 @@ def test_runs_are_started_where_the_superlink_is(tmp_path, capsys):
 
 def test_down_without_a_federation_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["flower", "down"]) == 0
-    assert "Nothing was running" in capsys.readouterr().out
+    for folder in ("federation", "/dev/null"):
+        assert cli.main(["flower", "down", "--folder", folder]) == 0
+        assert "Nothing was running" in capsys.readouterr().out
 
 
 def test_a_port_that_is_taken(tmp_path, capsys):

@@ -3,31 +3,23 @@
 import json
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flwr.app import Message
 from flwr.app.error import Error
 
 from simfbo import (
-    Channels,
     DebugFederation,
     Gate,
-    Privacy,
     Steps,
     UserError,
     algorithms,
-    private,
     run,
-    sampling,
 )
 from simfbo.engines import distributed
 from simfbo.engines import flower as adapter
 from simfbo.engines.flower import FlowerFederation, serve
 from simfbo.engines.node import Package
-from simfbo.problem import Point
-from simfbo.sampling import Cohort
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)
@@ -322,23 +314,6 @@ def test_a_reply_just_before_the_end_of_the_time_counts(made, monkeypatch):
     assert history.refusals == []
 
 
-def test_several_sums_at_once_from_nodes_that_add(flower):
-    def stacked(partial_sums):
-        plan = flower.deployed(TASK, METHOD, partial_sums=partial_sums)
-        federation = FlowerFederation(
-            flower.Grid(plan, {5: {"clients": "0"}, 6: {"clients": "1-5"}}), plan, poll=0.0
-        )
-        federation.connect()
-        weights = np.eye(6)[:, :4] + 0.5
-        point = Point(jnp.asarray(TASK.x0), jnp.asarray(TASK.y0), jnp.ones(5))
-        cohort = Cohort(np.arange(6), weights)
-        return federation.aggregate(METHOD.works[0], point, cohort, jax.random.key(0))
-
-    for one, other in zip(stacked(True), stacked(False)):
-        assert one.shape[0] == 4
-        np.testing.assert_allclose(one, other, rtol=1e-12)
-
-
 def test_why_a_node_could_not_be_used_is_said(flower):
     def load(client, node):
         raise OSError("the disk is gone")
@@ -390,75 +365,3 @@ def test_a_server_that_is_killed_goes_on_with_the_same_weights(flower, tmp_path,
     again = serve(flower.Grid(plan, flower.parts(NODES)), plan, tmp_path / "cut", {})
     np.testing.assert_array_equal(again.state.x, whole.state.x)
     assert [line["round"] for line in again.records] == [0, 1, 2, 3, 4, 5]
-
-
-def test_secret_clients_draw_for_themselves_and_get_no_key(flower):
-    plan = flower.deployed(TASK, METHOD, secret=True)
-    states = []
-    for _ in range(2):
-        grid = flower.Grid(plan, flower.parts(NODES))
-        federation = FlowerFederation(grid, plan, poll=0.0)
-        federation.connect()
-        states.append(trained(federation).state.x)
-        sent = [adapter._package(message.content) for message in grid.sent]
-        assert not any("key" in package.arrays for package in sent)
-    assert not np.array_equal(*states)
-
-
-def test_secret_cohorts_and_noise_cannot_be_drawn_again(flower):
-    task = quadratic(clients=40)
-    quiet = algorithms.simfbo(task.problem, Steps(y=0.0, v=0.0, x=0.0), Steps(1.0, 1.0, 1.0))
-    noisy = private(quiet, Privacy(noise=Channels(1.0, 1.0, 1.0)))
-    found = {}
-    for secret in (False, True):
-        plan = flower.deployed(task, noisy, secret=secret, sampler=sampling.without_replacement(20))
-        federation = FlowerFederation(flower.Grid(plan, flower.parts(1)), plan, poll=0.0)
-        federation.connect()
-        key = jax.random.key(3)
-        cohorts = [federation.cohort(key).ids for _ in range(2)]
-        everyone = Cohort(np.arange(40), np.full(40, 1 / 40))
-        start = noisy.init(task.x0, task.y0)
-        federation.cohort = lambda key, everyone=everyone: everyone
-        rounds = [noisy.round(start, federation, key).x for _ in range(2)]
-        found[secret] = np.array_equal(*cohorts), np.array_equal(*rounds)
-    assert found == {False: (True, True), True: (False, False)}
-
-
-def test_partial_sums_tell_the_server_no_single_message(made):
-    grid, federation = made(partial_sums=True)
-    replies = []
-    grid.spoil = only_training(lambda node, m, r: replies.append(r) or r)
-    trained(federation, rounds=1)
-    shapes = [adapter._package(reply.content).arrays["message.x"].shape for reply in replies]
-    assert shapes == [(4,)] * NODES
-
-
-def test_the_common_payload_is_one_object_for_all_nodes(flower, single_precision):
-    task = quadratic(clients=6, dim_x=60, dim_y=80, samples=2)
-    task = task._replace(x0=np.zeros((60,), "float32"))
-    method = algorithms.simfbo(task.problem, Steps(0.1, 0.1, 0.1))
-    plan = flower.deployed(task, method, sampler=sampling.everyone())
-    grid = flower.Grid(plan, flower.parts(NODES))
-    federation = FlowerFederation(grid, plan, poll=0.0)
-    federation.connect()
-    adapter._SMALL, small = 100, adapter._SMALL
-    try:
-        run(method, federation, task.x0, task.y0, rounds=1)
-    finally:
-        adapter._SMALL = small
-    numbers = {m.content["common"].object_id for m in grid.sent if "common" in m.content}
-    assert len(numbers) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"p": [1.0, 2.0]}, "The weights p must be 6 positive numbers"),
-        ({"p": [0.0] * 6}, "The weights p must be 6 positive numbers"),
-        ({"clients": 0}, "The weights p must be 0 positive numbers"),
-    ],
-)
-def test_a_deployment_that_cannot_be(flower, options, sentence):
-    plan = flower.deployed(TASK, METHOD)._replace(**options)
-    with pytest.raises(UserError, match=sentence):
-        FlowerFederation(flower.Grid(plan, {}), plan)

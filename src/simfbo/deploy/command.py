@@ -214,6 +214,8 @@ def _setup(options: argparse.Namespace) -> Setup:
         host = "0.0.0.0" if options.host else "127.0.0.1"
         address = f"127.0.0.1:{options.port}"
         parts = options.parts or max(1, len(nodes))
+        if parts < len(nodes):
+            raise UserError(f"{len(nodes)} nodes cannot share {parts} parts: raise --parts.")
         return Setup(
             address=address, host=host, nodes=nodes, parts=parts, base_port=options.port, **shared
         )
@@ -314,7 +316,8 @@ def _stop(layout: Layout) -> bool:
             time.sleep(0.1)
     left = _strays(layout)
     stop(left)
-    layout.state.unlink(missing_ok=True)
+    if layout.folder.is_dir():
+        layout.state.unlink(missing_ok=True)
     return state is not None or bool(left)
 
 
