@@ -98,6 +98,12 @@ def check(name: str, single_loop: bool) -> int:
 
 def show_data(name: str | None, data_dir: Path | None) -> int:
     """List the data sets, or fetch one."""
+    if name in datasets.TABLES:
+        table = datasets.load_table(name, data_dir)
+        rows, columns = table.features.shape
+        held = "no clients" if table.clients is None else f"{table.clients.max() + 1} clients"
+        OUT.print(f"{name}: {rows:,} rows of {columns} features, {held}.")
+        return 0
     if name is not None:
         images = datasets.load(name, data_dir)
         train_shape, test_count = images.train_images.shape, len(images.test_labels)

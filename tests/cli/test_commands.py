@@ -141,7 +141,8 @@ def test_data_lists(simfbo):
     code, out, err = simfbo("data", "--data-dir", "empty")
     assert (code, err) == (0, "")
     table = rows(out)
-    assert list(table)[1:] == ["digits", "mnist", "fashion-mnist", "cifar10"]
+    images = ["digits", "mnist", "fashion-mnist", "cifar10", "optdigits"]
+    assert list(table)[1:] == [*images, "schools", "exam", "districts", "mortgages"]
     assert table["digits"][:2] == ["yes", "scikit-learn"]
     assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]
 

@@ -387,8 +387,8 @@ def test_status_tells_ready_from_missing_and_damaged(
     calls: list[str], files: dict[str, bytes], tmp_path: Path
 ) -> None:
     missing = datasets.status(tmp_path)
-    assert [row.name for row in missing] == list(datasets.NAMES)
-    assert [row.ready for row in missing] == [True, False, False, False]
+    assert [row.name for row in missing] == [*datasets.NAMES, *datasets.TABLES]
+    assert [row.ready for row in missing] == [True] + [False] * (len(missing) - 1)
     assert missing[1].where == str(tmp_path / "mnist")
     write(tmp_path, files)
     ready = datasets.status(tmp_path)[1]

@@ -8,7 +8,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simfbo.datasets import clients
 from simfbo.datasets.sources import Dataset
@@ -37,7 +37,7 @@ def root(data_dir: Path | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simfbo"
 
 
-def find(dataset: Dataset, folder: Path) -> Found:
+def find(dataset: Dataset[Any], folder: Path) -> Found:
     """Return what a data folder holds of a dataset, every file checked against its digest.
 
     Raises:
@@ -45,7 +45,7 @@ def find(dataset: Dataset, folder: Path) -> Found:
     """
     files: dict[str, bytes] = {}
     where, damaged = folder / dataset.name, []
-    with _usable(folder):
+    with _usable(dataset, folder):
         for name, digest in dataset.files.items():
             rejected = []
             for path in _candidates(dataset, folder, name):
@@ -58,7 +58,7 @@ def find(dataset: Dataset, folder: Path) -> Found:
     return Found(files, where, damaged)
 
 
-def obtain(dataset: Dataset, folder: Path, offline: bool) -> dict[str, bytes]:
+def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, bytes]:
     """Return every original file of a dataset, fetching and storing those that are missing.
 
     Args:
@@ -79,25 +79,25 @@ def obtain(dataset: Dataset, folder: Path, offline: bool) -> dict[str, bytes]:
         warnings.warn(f"{path} is not {dataset.title}'s original; fetching it", stacklevel=3)
     target = folder / dataset.name
     # Before the download, so that a folder that cannot be written costs no waiting.
-    with _usable(folder):
+    with _usable(dataset, folder):
         target.mkdir(parents=True, exist_ok=True)
     fetched = _fetch(dataset)
-    with _usable(folder):
+    with _usable(dataset, folder):
         for name in missing:
             _store(target / name, fetched[name])
     return found.files | {name: fetched[name] for name in missing}
 
 
 @contextlib.contextmanager
-def _usable(folder: Path) -> Iterator[None]:
+def _usable(dataset: Dataset[Any], folder: Path) -> Iterator[None]:
     """Return a context in which a failure to read or write is reported as the folder's."""
     try:
         yield
     except OSError as error:
+        instead = ", or use --dataset digits, which needs none" if dataset.images else ""
         raise UserError(
             f"The data folder {folder} cannot be used ({error.strerror}): pass --data-dir DIR or "
-            "set SIMFBO_DATA_DIR to a folder that you can write, or use --dataset digits, which "
-            "needs none."
+            f"set SIMFBO_DATA_DIR to a folder that you can write{instead}."
         ) from error
 
 
@@ -107,7 +107,7 @@ def intact(data: bytes, digest: str) -> bool:
     return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest() == expected
 
 
-def _candidates(dataset: Dataset, folder: Path, name: str) -> Iterator[Path]:
+def _candidates(dataset: Dataset[Any], folder: Path, name: str) -> Iterator[Path]:
     """Return the existing paths that may hold an original file, best first."""
     own = folder / dataset.name
     places = [own, folder, *(base / sub for sub in dataset.folders for base in (own, folder))]
@@ -128,7 +128,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _fetch(dataset: Dataset) -> Mapping[str, bytes]:
+def _fetch(dataset: Dataset[Any]) -> Mapping[str, bytes]:
     """Return a dataset's original files from the first source that gives them intact."""
     reasons = []
     for source in dataset.sources:
@@ -156,7 +156,7 @@ def _store(path: Path, data: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def _offline_sentence(dataset: Dataset, folder: Path, damaged: list[Path]) -> str:
+def _offline_sentence(dataset: Dataset[Any], folder: Path, damaged: list[Path]) -> str:
     """Return why an offline load failed and what can be done."""
     state = f"damaged ({damaged[0]})" if damaged else f"not in {folder}"
     return (
@@ -165,10 +165,12 @@ def _offline_sentence(dataset: Dataset, folder: Path, damaged: list[Path]) -> st
     )
 
 
-def _alternatives(dataset: Dataset) -> str:
+def _alternatives(dataset: Dataset[Any]) -> str:
     """Return the clause naming the ways to go on without a download."""
     *names, last = dataset.files
-    return (
-        f"put {', '.join(names)} and {last} into a folder DIR and pass --data-dir DIR, "
-        "or use --dataset digits, which needs no download"
-    )
+    files = f"{', '.join(names)} and {last}" if names else last
+    way = "into a folder DIR and pass --data-dir DIR"
+    if dataset.images:
+        return f"put {files} {way}, or use --dataset digits, which needs no download"
+    # The same table written by R or pandas has other bytes and would count as damaged.
+    return f"copy {files} from the data folder of a machine that has it {way}"

@@ -1,6 +1,7 @@
-"""Scikit-learn's bundled handwritten digits, which need no download."""
+"""Handwritten digits of 8 x 8: scikit-learn's, which need no download, and their full set."""
 
 import importlib.util
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from simfbo.errors import UserError
 
 LICENCE = "BSD-3-Clause (as scikit-learn)"
 PACKAGE = "scikit-learn (bundled)"
+OPTDIGITS = "optdigits.dat"
 _TOP = 16
 _EVERY = 5
 
@@ -30,8 +32,23 @@ def arrays() -> Arrays:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
+    return _split(np.asarray(pixels), np.asarray(labels))
+
+
+def optdigits_arrays(files: Mapping[str, bytes]) -> Arrays:
+    """Return the 5,620 digits, as `arrays` does its 1,797, which are among them.
+
+    Args:
+        files: The one original file, keyed by name: rows of 64 pixels and the class, no header.
+    """
+    rows = np.array([line.split(b",") for line in files[OPTDIGITS].splitlines()], np.int32)
+    return _split(rows[:, :-1], rows[:, -1])
+
+
+def _split(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
+    """Return digits [N, 64] of 0..16, scaled to 0..255, as training and test images."""
     images = np.rint(pixels.reshape(-1, 8, 8) * (255 / _TOP)).astype(np.uint8)
-    labels = np.asarray(labels, np.int32)
+    labels = labels.astype(np.int32)
     test = _test_mask(labels)
     return Arrays(images[~test], labels[~test], images[test], labels[test])
 

