@@ -116,6 +116,13 @@ class Exchange(NamedTuple):
         return len(self.admitted) / max(1, int(self.admitted.sum()))
 
     @property
+    def wild(self) -> bool:
+        """Return whether most replies that do not count came, and were too large or not finite."""
+        left_out = ~self.admitted
+        measured = left_out & (self.squares.sum(1) != 0)
+        return bool(2 * measured.sum() > left_out.sum())
+
+    @property
     def loudest(self) -> int:
         """Return the client whose message was the largest of those that count, if any does."""
         counted = self.admitted if self.admitted.any() else True

@@ -11,16 +11,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from simfbo import trees
 from simfbo.aggregation import CHANNELS, channel
 from simfbo.errors import UserError
-from simfbo.federation import Algorithm, Client, ClientWork, Exchange, Federation, Ledger
-from simfbo.gate import Refusal
+from simfbo.federation import Algorithm, Client, ClientWork, Federation
 from simfbo.problem import PyTree
 from simfbo.random import secret_key
 from simfbo.sampling import Cohort
+from simfbo.views import Verb, View
 
 _NOISE = 2**31 + 11  # purpose of a key: noise; no client and no step has such a number
 
@@ -75,7 +74,7 @@ def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     works = {work: _protected(work, privacy) for work in algorithm.works}
 
     def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-        return algorithm.round(state, _Private(federation, works, privacy), key)
+        return algorithm.round(state, View(federation, _verb(federation, works, privacy)), key)
 
     return algorithm._replace(round=round, works=tuple(works.values()))
 
@@ -186,55 +185,26 @@ def deviations(privacy: Privacy, weight: Any) -> Channels:
     return Channels(*(z * c * weight for z, c in zip(privacy.noise, privacy.clip, strict=True)))
 
 
-class _Private:
-    """A view of a federation that swaps in the protected works and adds the server's noise."""
+def _verb(federation: Federation, works: dict[ClientWork, ClientWork], privacy: Privacy) -> Verb:
+    """Return the verb that swaps in the protected works and adds the server's noise."""
 
-    def __init__(
-        self, federation: Federation, works: dict[ClientWork, ClientWork], privacy: Privacy
-    ) -> None:
-        self._federation, self._works, self._privacy = federation, works, privacy
-        self.ledger: Ledger = federation.ledger
-        self.refusals: list[Refusal] = federation.refusals
-        self.secret = federation.secret
-
-    @property
-    def n(self) -> int:
-        """Return the number of clients there are."""
-        return self._federation.n
-
-    @property
-    def p(self) -> np.ndarray:
-        """Return the clients' weights p_i."""
-        return self._federation.p
-
-    @property
-    def latest(self) -> Exchange | None:
-        """Return what came of the last exchange."""
-        return self._federation.latest
-
-    def cohort(self, key: jax.Array) -> Cohort:
-        """Return the clients that take part."""
-        return self._federation.cohort(key)
-
-    def mean_norm(self, key: jax.Array) -> float | None:
-        """Return rho where it is known."""
-        return self._federation.mean_norm(key)
-
-    def aggregate(self, work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
-        """Return the weighted sum, with the server's noise."""
+    def aggregate(work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
         if cohort.weights.ndim > 1:
             raise UserError("A method that looks at single messages cannot be made private.")
-        total = self._federation.aggregate(self._works[work], payload, cohort, key)
-        if self._privacy.where == "client":
+        total = federation.aggregate(works[work], payload, cohort, key)
+        if privacy.where == "client":
             return total
-        source = secret_key() if self.secret else key
-        return _noisy(total, deviations(self._privacy, self._largest_weight(cohort)), source)
+        source = secret_key() if federation.secret else key
+        return _noisy(total, deviations(privacy, _largest_weight(federation, cohort)), source)
 
-    def _largest_weight(self, cohort: Cohort) -> float:
-        """Return the largest weight of any client; that of the cohort alone would tell who came."""
-        possible = self.n / len(cohort.ids) * self.p.max()
-        latest = self._federation.latest
-        return max(possible, cohort.weights.max()) * (1.0 if latest is None else latest.factor)
+    return aggregate
+
+
+def _largest_weight(federation: Federation, cohort: Cohort) -> float:
+    """Return the largest weight of any client; that of the cohort alone would tell who came."""
+    possible = federation.n / len(cohort.ids) * federation.p.max()
+    latest = federation.latest
+    return max(possible, cohort.weights.max()) * (1.0 if latest is None else latest.factor)
 
 
 _noisy = jax.jit(noisy)

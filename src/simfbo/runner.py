@@ -282,9 +282,9 @@ def _starved(error: TooFewReplies, t: int) -> dict[str, Any]:
     Where most of those left out were too large or not finite, that is divergence, not absence.
     """
     exchange = error.exchange
-    wild = ~exchange.admitted & (exchange.squares.sum(1) != 0)  # measured, and found too large
-    diverged = 2 * wild.sum() > (~exchange.admitted).sum()
-    client = int(exchange.asked.ids[np.argmax(wild if diverged else ~exchange.admitted)])
+    diverged = exchange.wild
+    left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
+    client = int(exchange.asked.ids[np.argmax(left_out)])
     advice = "Smaller steps often help" if diverged else "Ask more clients, or accept fewer replies"
     status = "diverged" if diverged else "starved"
     return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

@@ -21,6 +21,7 @@ from simfbo import (
     run,
     sampling,
 )
+from simfbo.automatic import automatic
 from simfbo.deployment import simulate
 from simfbo.engines.flower import FlowerFederation, client_app
 from simfbo.engines.packing import pack, unpack
@@ -72,6 +73,20 @@ def test_every_method_with_partial_participation_and_unequal_work(flower, name, 
     assert remote.ledger == local.ledger
     assert found.refusals == []
     assert found.end == {"status": "finished"}
+
+
+def test_automatic_steps_are_found_and_sent_over_the_wire(flower):
+    algorithm = automatic(
+        lambda plan: algorithms.shrofbo(TASK.problem, plan.local, plan.server),
+        TASK.problem,
+        TASK.x0,
+        3,
+    )
+    (found, remote), (wanted, local) = both(flower, algorithm, 3, rounds=3)
+    require_equal(found, wanted, 1e-12)
+    np.testing.assert_allclose(found.state.found, wanted.state.found, rtol=1e-12)
+    assert remote.ledger == local.ledger
+    assert remote.ledger.by_work["curvature"].rounds == 3 * 5  # cohorts, and numbers in y
 
 
 def test_dealt_payloads_repeated_clients_and_single_messages(flower):

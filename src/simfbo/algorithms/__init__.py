@@ -1,6 +1,7 @@
 """Algorithms, one paper per file."""
 
 from simfbo.algorithms.aggitd import aggitd
+from simfbo.algorithms.fedavg import fedavg
 from simfbo.algorithms.fedbio import fedbio
 from simfbo.algorithms.fedmbo import fedmbo
 from simfbo.algorithms.fednest import fednest
@@ -13,6 +14,7 @@ __all__ = [
     "Server",
     "Steps",
     "aggitd",
+    "fedavg",
     "fedbio",
     "fedmbo",
     "fednest",
