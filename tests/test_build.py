@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from simfbo import datasets
-from simfbo.build import build_algorithm, build_federation, build_task
+from simfbo.build import build_algorithm, build_federation
 from simfbo.config import checked
 from simfbo.errors import UserError
 from simfbo.runner import run
+from simfbo.task_build import build_task
 
 DIGITS = {"name": "hyper-representation", "clients": 4}
 

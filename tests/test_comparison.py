@@ -90,8 +90,8 @@ def test_plan_without_a_file_takes_names_of_algorithms():
         ),
         (
             {"a": {}},
-            "In method 'a': 'algorithm.name' is wrong: use simfbo or shrofbo or fednest or lfednest"
-            " or aggitd or fedbio or fedmbo or memfbo, got 'a'.",
+            "In method 'a': 'algorithm.name' is wrong: use simfbo, shrofbo, fednest, lfednest, "
+            "aggitd, fedbio, fedmbo or memfbo, got 'a'.",
         ),
     ],
 )

@@ -161,10 +161,11 @@ def test_every_shortcut_reaches_its_key():
         ),
         ({"engine": "fast"}, "'engine' is wrong: input should be 'simulated' or 'debug', "
          "got 'fast'."),
-        ({"task.name": "quadratics"}, "'task.name' is wrong: use quadratic or "
-         "hyper-representation, got 'quadratics'."),
+        ({"task.name": "quadratics"}, "'task.name' is wrong: use quadratic, "
+         "hyper-representation, regularisation, label-cleaning, long-tail or fair, "
+         "got 'quadratics'."),
         ({"task": {"clients": 3}}, "'task.name' is missing from the configuration: use "
-         "quadratic or hyper-representation."),
+         "quadratic, hyper-representation, regularisation, label-cleaning, long-tail or fair."),
         ({"rounds.x": 3}, "'rounds' is wrong: input should be a valid integer, "
          "got {'x': 3}."),
     ],
@@ -175,12 +176,14 @@ def test_a_mistake_is_one_sentence_that_names_the_field(settings, sentence):
 
 def test_missing_task():
     assert complaint({}) == (
-        "'task.name' is missing from the configuration: use quadratic or hyper-representation."
+        "'task.name' is missing from the configuration: use quadratic, hyper-representation, "
+        "regularisation, label-cleaning, long-tail or fair."
     )
     with pytest.raises(UserError) as caught:
         configuration()
     assert str(caught.value) == (
-        "Name a task: quadratic or hyper-representation; or give --config FILE."
+        "Name a task: quadratic, hyper-representation, regularisation, label-cleaning, long-tail, "
+        "fair; or give --config FILE."
     )
 
 

@@ -28,8 +28,9 @@ sys.path.insert(0, str(HERE))
 from mutations import Case, cases  # noqa: E402
 
 from simfbo import cli  # noqa: E402
-from simfbo.config import QuadraticConfig, RunConfig, as_toml, load  # noqa: E402
+from simfbo.config import RunConfig, as_toml, load  # noqa: E402
 from simfbo.errors import UserError  # noqa: E402
+from simfbo.task_config import QuadraticConfig  # noqa: E402
 
 LONGEST, SECONDS = 300, 2.0
 LARGEST = 1_000_000  # numbers of a quadratic that is built here
@@ -154,13 +155,14 @@ def small(config: RunConfig) -> bool:
 
 def built(config: RunConfig) -> Finding:
     """Return whether building a configuration ends well, or in a sentence."""
-    from simfbo.build import build_algorithm, build_federation, build_task
+    from simfbo.build import build_federation, build_method
+    from simfbo.task_build import build_task
 
     try:
         with limit(10 * SECONDS), loud():
             task = build_task(config)
             build_federation(config, task.data)
-            build_algorithm(config.algorithm, task.problem, config.rounds)
+            build_method(config, task)
     except UserError as error:
         one_line = str(error).isprintable() and len(str(error)) <= LONGEST
         return Finding("accepted" if one_line else "long when built", str(error))

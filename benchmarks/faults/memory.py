@@ -12,8 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from simfbo.build import build_task, run_config
+from simfbo.build import run_config
 from simfbo.config import load
+from simfbo.task_build import build_task
 
 HERE = Path(__file__).parent
 SETTINGS = {

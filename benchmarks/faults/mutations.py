@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simfbo.algorithm_config import ALGORITHMS
-from simfbo.config import TASKS, as_toml, load
+from simfbo.config import as_toml, load
+from simfbo.task_config import TASKS
 
 ROOT = Path(__file__).parents[2]
 Keys = dict[tuple[str, ...], str]

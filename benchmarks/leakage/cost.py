@@ -7,10 +7,11 @@ import numpy as np
 
 from simfbo import config as settings
 from simfbo import datasets
-from simfbo.build import build_algorithm, build_federation, build_task, run_config
+from simfbo.build import build_algorithm, build_federation, run_config
 from simfbo.privacy import Channels
 from simfbo.problem import Point
 from simfbo.sampling import Cohort
+from simfbo.task_build import build_task
 
 ROUNDS, IMAGES, SHARE = 300, 12, 25  # images a client; one client in 25 takes part
 FROZEN = {"algorithm.local.x": 1e-30}

@@ -20,7 +20,8 @@ import picture
 from simfbo import config as settings
 from simfbo import datasets, run
 from simfbo.algorithms.simfbo import State
-from simfbo.build import build_algorithm, build_federation, build_task, keep_compilations
+from simfbo.build import build_algorithm, build_federation
+from simfbo.compilation import keep_compilations
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.federation import client_key
@@ -28,6 +29,7 @@ from simfbo.local_work import constant
 from simfbo.privacy import Channels, Privacy, private
 from simfbo.problem import Point
 from simfbo.sampling import Cohort
+from simfbo.task_build import build_task
 from simfbo.tasks.hyper_representation import moments
 
 HERE = Path(__file__).parent

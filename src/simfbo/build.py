@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from simfbo import aggregation, algorithms, datasets, local_work, partition, sampling
+from simfbo import aggregation, algorithms, local_work, sampling
 from simfbo.aggregation import Aggregators
 from simfbo.algorithm_config import (
     AlgorithmConfig,
@@ -18,12 +17,8 @@ from simfbo.algorithm_config import (
     StepsConfig,
 )
 from simfbo.algorithms import Server, Steps
-from simfbo.config import (
-    HyperRepresentationConfig,
-    LocalWorkConfig,
-    QuadraticConfig,
-    RunConfig,
-)
+from simfbo.automatic import Plan, automatic
+from simfbo.config import LocalWorkConfig, RunConfig
 from simfbo.data import FederatedData
 from simfbo.engines import DebugFederation, SimulatedFederation
 from simfbo.errors import UserError
@@ -34,8 +29,7 @@ from simfbo.privacy import Channels, Privacy, epsilon, private
 from simfbo.problem import BilevelProblem
 from simfbo.runner import Evaluate, OnRound, run
 from simfbo.safety_config import AggregationConfig, PrivacyConfig
-from simfbo.tasks import Task, hyper_representation, quadratic
-from simfbo.tasks.models import Model, cnn, mlp
+from simfbo.tasks import Task
 
 _OPTIMISERS = {
     "sgd": optax.sgd,
@@ -44,32 +38,40 @@ _OPTIMISERS = {
 }
 
 
-def build_task(config: RunConfig, data_dir: Path | None = None) -> Task:
-    """Return the task of a configuration, its data loaded."""
-    task = config.task
-    if isinstance(task, QuadraticConfig):
-        return quadratic(**task.model_dump(exclude={"name"}), seed=config.seed)
-    return _hyper_representation(task, config.seed, data_dir)
+def build_method(config: RunConfig, task: Task) -> Algorithm:
+    """Return the algorithm of a configuration, with the steps it asks for."""
+    problem, settings = task.problem, config.algorithm
+    if config.steps == "given":
+        return build_algorithm(settings, problem, config.rounds)
+    plain = not isinstance(settings, SimFBOConfig | MemFBOConfig)
+    factory, options = getattr(algorithms, settings.name), settings.model_dump(exclude=_STEPS)
+
+    def build(plan: Plan) -> Algorithm:
+        steps = (plan.plain,) if plain else (plan.local, plan.server)
+        return factory(problem, *steps, **options)
+
+    return automatic(build, problem, task.x0, config.rounds, plain)
+
+
+_STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedule"}
 
 
 def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem, rounds: int) -> Algorithm:
-    """Return the algorithm of a configuration: its fields are the factory's arguments.
+    """Return a method with the step sizes in its settings: its fields are the factory's arguments.
 
     Args:
         config: the method's settings.
         problem: the two losses.
         rounds: iterations over which a schedule runs.
     """
-    factory = getattr(algorithms, config.name)
+    factory, options = getattr(algorithms, config.name), config.model_dump(exclude=_STEPS)
     if not isinstance(config, SimFBOConfig | MemFBOConfig):
-        options = config.model_dump(exclude={"name", "steps"})
         return factory(problem, _steps(config.steps), **options)
     rule = _OPTIMISERS[config.server_optimiser]
     falls = config.server_schedule == "cosine"
     steps = _steps(config.server or config.local)
     server = Server(*(rule(_falling(step, rounds) if falls else step) for step in steps))
-    left_out = {"name", "local", "server", "server_optimiser", "server_schedule"}
-    return factory(problem, _steps(config.local), server, **config.model_dump(exclude=left_out))
+    return factory(problem, _steps(config.local), server, **options)
 
 
 def _falling(step: float, rounds: int) -> optax.Schedule:
@@ -105,7 +107,7 @@ def run_config(
     checkpoint_seconds: float = 5.0,
 ) -> History:
     """Return the history of the run that a configuration describes."""
-    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
+    algorithm = build_method(config, task)
     federation = build_federation(config, task.data)
     evaluate = task.evaluate
     if config.privacy is not None:
@@ -187,55 +189,3 @@ def _local_work(config: LocalWorkConfig, seed: int) -> local_work.LocalWork:
     if isinstance(config.tau, list):
         return local_work.fixed(config.tau, rule)
     return local_work.constant(config.tau, rule)
-
-
-def _hyper_representation(
-    config: HyperRepresentationConfig, seed: int, data_dir: Path | None
-) -> Task:
-    """Return the image task."""
-    images = _first(datasets.load(config.dataset, data_dir), config)
-    return hyper_representation(
-        images,
-        _parts(config, images.train_labels, seed),
-        model=_model(config, images),
-        upper_share=config.upper_share,
-        batch_size=config.batch_size,
-        regularisation=config.regularisation,
-        seed=seed,
-    )
-
-
-def _first(images: datasets.ImageData, config: HyperRepresentationConfig) -> datasets.ImageData:
-    """Return as many of the first images as a configuration asks for."""
-    for key, labels in (("train_images", images.train_labels), ("test_images", images.test_labels)):
-        if (getattr(config, key) or 0) > len(labels):
-            raise UserError(
-                f"'task.{key}' is {getattr(config, key):,}, but {config.dataset} has "
-                f"{len(labels):,}: lower it."
-            )
-    train, test = slice(config.train_images), slice(config.test_images)
-    return images._replace(
-        train_images=images.train_images[train], train_labels=images.train_labels[train],
-        test_images=images.test_images[test], test_labels=images.test_labels[test],
-    )  # fmt: skip
-
-
-def _parts(config: HyperRepresentationConfig, labels: np.ndarray, seed: int) -> partition.Rows:
-    """Return each client's rows."""
-    if config.partition == "iid":
-        return partition.iid(len(labels), config.clients, seed)
-    if config.partition == "shards":
-        return partition.shards(labels, config.clients, config.shards_per_client, seed)
-    return partition.dirichlet(labels, config.clients, config.alpha, seed=seed)
-
-
-def _model(config: HyperRepresentationConfig, images: datasets.ImageData) -> Model:
-    """Return the network for these images."""
-    shape = images.train_images.shape
-    if config.model == "mlp":
-        return mlp(int(np.prod(shape[1:])), config.hidden, 10)
-    if shape[1] < 16:
-        raise UserError(
-            "The CNN needs images of at least 16 x 16 pixels: use --set task.model=mlp."
-        )
-    return cnn(shape[1], shape[3] if len(shape) == 4 else 1, 10)

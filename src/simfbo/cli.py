@@ -19,25 +19,16 @@ from simfbo.algorithm_config import ALGORITHMS
 from simfbo.complaints import plain
 from simfbo.deploy.parser import add_flower, ask_which
 from simfbo.errors import UserError
-
-_SHORTCUTS = {
-    "task": "task.name",
-    "dataset": "task.dataset",
-    "partition": "task.partition",
-    "clients": "task.clients",
-    "algorithm": "algorithm.name",
-    "cohort": "sampling.size",
-    "rounds": "rounds",
-    "every": "every",
-    "seed": "seed",
-    "engine": "engine",
-}
-
+from simfbo.task_config import TASKS
 
 _RUN_EXAMPLES = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
   simfbo run hyper-representation --dataset mnist --rounds 2000
   simfbo run hyper-representation --dataset mnist --partition shards --algorithm shrofbo --tau 1..10
+  simfbo run label-cleaning                            half of the labels are wrong
+  simfbo run regularisation --dataset schools          an L2 weight per feature, 160 schools
+  simfbo run long-tail --dataset optdigits
+  simfbo run fair
   simfbo run quadratic --set task.heterogeneity=3 --set algorithm.local.x=0.02
   simfbo run --config my.toml --seed 3                 flags win over the file
 
@@ -108,10 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run = _command(commands, "run", "train, and write a history, a figure and a summary", _run)
-    _add_settings(run)
+    flags.add_settings(run)
     run.add_argument("--output", type=Path, metavar="DIR", help="folder of the run")
     run.add_argument("--or-digits", action="store_true", help="where the data set cannot be "
                      "fetched, run on scikit-learn's digits instead")  # fmt: skip
+    run.add_argument("--no-baselines", action="store_true", help="do not train the "
+                     "baselines")  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="print the summary only")
     run.add_argument("--checkpoint-seconds", type=flags.seconds_of, default=5.0, metavar="S",
                      help="how much time may pass between checkpoints (default 5)")  # fmt: skip
@@ -121,7 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_tune(_command(commands, "tune", "find step sizes within a budget", _tune))
     _add_reproduce(_command(commands, "reproduce", "run the paper's experiments", _reproduce))
-    _add_settings(_command(commands, "cost", "what an iteration sends, without running it", _cost))
+    flags.add_settings(
+        _command(commands, "cost", "what an iteration sends, without running it", _cost)
+    )
     _add_check(_command(commands, "check", "try the laws on an algorithm of yours", _check))
     data = _command(commands, "data", "list the data sets, or fetch one", _data)
     data.add_argument("name", nargs="?", help="data set to fetch")
@@ -152,7 +147,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `compare`."""
-    _add_settings(parser, several=True)
+    flags.add_settings(parser, several=True)
     add = parser.add_argument
     add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
         f"(default: all of {', '.join(ALGORITHMS)})")  # fmt: skip
@@ -163,7 +158,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
-    _add_settings(parser)
+    flags.add_settings(parser)
     add = parser.add_argument
     add("--budget", type=flags.whole, default=20_000, metavar="B",
         help="communication rounds for all trials together (default 20,000)")  # fmt: skip
@@ -211,37 +206,6 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     _add_resume(parser)
 
 
-def _add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that make up a configuration, or the common part of several."""
-    add = parser.add_argument
-    add("task", nargs="?", metavar="TASK", help=" or ".join(settings.TASKS))
-    add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
-    add("--dataset", help="digits (default), mnist, fashion-mnist or cifar10")
-    add("--partition", help="iid (default), shards or dirichlet")
-    add("--clients", type=flags.whole, metavar="N", help="number of clients")
-    if not several:
-        add("--algorithm", help=" or ".join(ALGORITHMS))
-        add("--seed", type=flags.whole, help="of every random draw (default 0)")
-    add(
-        "--cohort",
-        type=flags.whole,
-        metavar="P",
-        help="clients that take part in a round (default 10)",
-    )
-    add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
-        "list 1,2,3")  # fmt: skip
-    add("--rounds", type=flags.whole, metavar="T", help="iterations (default 500)")
-    add(
-        "--every",
-        type=flags.whole,
-        metavar="K",
-        help="evaluate every K iterations (default: 20 times)",
-    )
-    add("--engine", help="simulated (default, fast) or debug")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
-    add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
-
-
 def _add_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="called with (problem, local, "
@@ -267,13 +231,13 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the flags set, by dotted key."""
     overrides = {
         key: getattr(options, flag)
-        for flag, key in _SHORTCUTS.items()
+        for flag, key in flags.SHORTCUTS.items()
         if getattr(options, flag, None) is not None
     }
     overrides |= flags.local_steps(options.tau) if options.tau is not None else {}
     overrides |= dict(map(settings.parse_override, options.set))
     if not options.config and "task.name" not in overrides:
-        raise UserError(f"Name a task: {' or '.join(settings.TASKS)}; or give --config FILE.")
+        raise UserError(f"Name a task: {', '.join(TASKS)}; or give --config FILE.")
     return overrides
 
 
@@ -288,7 +252,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 # What may stand beside --resume: it changes nothing of the result.
-_HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds")
+_HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds",
+             "no_baselines")  # fmt: skip
 
 
 def _require_alone(options: argparse.Namespace) -> None:

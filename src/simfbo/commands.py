@@ -14,21 +14,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simfbo import checkpoint, checks, datasets, report
-from simfbo.build import (
-    build_algorithm,
-    build_federation,
-    build_task,
-    run_config,
-)
+from simfbo import baselines, checkpoint, checks, datasets, report
+from simfbo.build import build_algorithm, build_federation, run_config
 from simfbo.compilation import keep_compilations
-from simfbo.config import HyperRepresentationConfig, RunConfig, checked
+from simfbo.config import RunConfig, checked
+from simfbo.curvature import EXCHANGES
 from simfbo.diagnostics import work_warning
 from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.federation import Engine, Traffic
 from simfbo.history import History
 from simfbo.storage import save_variables
+from simfbo.task_build import build_task
+from simfbo.task_config import DealtConfig, HyperRepresentationConfig
 from simfbo.tasks import Task
 
 OUT = Console(highlight=False, soft_wrap=True)
@@ -55,9 +53,38 @@ def train(config: RunConfig | None, options: argparse.Namespace) -> int:
     if history.records:
         report.save([history], directory)
     text = report.summary(history)
+    if _wants_baselines(history, task, options):
+        text += "\n" + _beside(config, task, history, directory, options.quiet)
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
     OUT.print(f"{text}\nFigure, page, history and variables are in {directory}", markup=False)
     return _exit_code(history, directory)
+
+
+def _wants_baselines(history: History, task: Task, options: argparse.Namespace) -> bool:
+    """Return whether a run is to be put beside what one would do without it."""
+    finished = (history.end or {}).get("status") == "finished"
+    return finished and bool(task.baselines) and not options.no_baselines
+
+
+def _beside(config: RunConfig, task: Task, history: History, directory: Path, quiet: bool) -> str:
+    """Return the table of a run and its baselines, after running those; write it down too."""
+    last = history.records[-1]
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task("baselines", total=len(task.baselines))
+
+        def on_baseline(name: str) -> None:
+            progress.update(bar, advance=1, description=f"baseline: {name}")
+
+        outcomes = baselines.compare(
+            task,
+            lambda data: build_federation(config, data),
+            rounds=config.rounds,
+            budget=last["bytes_down"] + last["bytes_up"],
+            seed=config.seed,
+            on_baseline=on_baseline,
+        )
+    baselines.save(outcomes, directory)
+    return baselines.table(outcomes, history.header["algorithm"], last, task.metric)
 
 
 def show_cost(config: RunConfig, data_dir: Path | None) -> int:
@@ -71,6 +98,8 @@ def show_cost(config: RunConfig, data_dir: Path | None) -> int:
     for name, traffic in [*ledger.by_work.items(), ("in all", ledger.total)]:
         table.add_row(name, *_cells(traffic))
     OUT.print(table)
+    if config.steps == "auto":
+        OUT.print(f"Automatic steps: before the first, {EXCHANGES} exchanges or more to find them.")
     if varies := algorithm.biases.get("ledger is cost"):
         OUT.print(f"This is one draw of an iteration. {varies}")
     return 0
@@ -123,7 +152,7 @@ def show_data(name: str | None, data_dir: Path | None) -> int:
 def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     """Return the configuration, on digits where its data set cannot be had."""
     task = config.task
-    if not isinstance(task, HyperRepresentationConfig) or task.dataset == "digits":
+    if not isinstance(task, DealtConfig) or task.dataset == "digits":
         return config
     try:
         datasets.load(task.dataset, data_dir)
@@ -131,7 +160,10 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     except UserError:
         sentence = f"{task.dataset} could not be fetched (no network?), so this runs on digits."
         print(f"simfbo: {sentence}", file=sys.stderr)
-    small = task.model_copy(update={"dataset": "digits", "model": "mlp", "clients": 20})
+    smaller = {"dataset": "digits", "clients": 20}
+    if isinstance(task, HyperRepresentationConfig):
+        smaller["model"] = "mlp"
+    small = task.model_copy(update=smaller)
     return config.model_copy(update={"task": small})
 
 

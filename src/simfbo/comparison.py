@@ -107,8 +107,8 @@ def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return whether a metric is to be large: accuracies are, all others are to be small."""
-    return metric.endswith("accuracy")
+    """Return whether a metric is to be large: accuracies and the like; losses are to be small."""
+    return metric.endswith(("accuracy", "auc")) or metric == "irrelevant_shut"
 
 
 def rows(groups: Groups, metric: str, targets: Sequence[float] = ()) -> list[dict[str, str]]:

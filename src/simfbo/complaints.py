@@ -86,7 +86,8 @@ def _place(found: tuple[Any, ...], chosen: Chosen) -> Key:
 def _known(root: type[BaseModel], place: Key) -> str:
     """Return the names that a table may have, as a or b."""
     models = _models(root.model_fields[place[0]].annotation)
-    return " or ".join(name for model in models for name in _names(model))
+    *others, last = (name for model in models for name in _names(model))
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _hint(place: Key, root: type[BaseModel], chosen: Chosen) -> str:

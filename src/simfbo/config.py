@@ -13,89 +13,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
-from simfbo.algorithm_config import (
-    SAMPLING,
-    Absent,
-    AlgorithmConfig,
-    Count,
-    Positive,
-    SimFBOConfig,
-    Strict,
-)
+from simfbo.algorithm_config import SAMPLING, AlgorithmConfig, Count, SimFBOConfig, Strict
 from simfbo.complaints import brief, dotted, plain, sentence
 from simfbo.errors import UserError
 from simfbo.safety_config import AggregationConfig, GateConfig, PrivacyConfig
+from simfbo.task_config import NUMBERS, PRACTICAL, Clients, TaskConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-Dimension = Annotated[int, Field(gt=0, le=100_000)]
-Clients = Annotated[int, Field(gt=0, le=1_000_000)]
 LocalSteps = Annotated[int, Field(gt=0, le=1000)]
-_NUMBERS = 10**9  # that an array may hold: eight gigabytes
 _MOST_CHAINS = 10_000  # clients of a FedMBO round
 _DEEPEST = 10  # tables in tables
 _LONGEST = 20_000_000  # characters of a file: a million clients' local steps
 
 
-class QuadraticConfig(Strict):
-    """A random quadratic with a closed form."""
-
-    name: Literal["quadratic"]
-    clients: Clients = 10
-    dim_x: Dimension = 4
-    dim_y: Dimension = 5
-    heterogeneity: Spread = 1.0
-    samples: Count = 1
-    noise: Spread = 0.0
-    batch_size: Annotated[Dimension | None, Absent] = None
-
-    @model_validator(mode="after")
-    def _fits_into_memory(self) -> "QuadraticConfig":
-        each = max(self.dim_x, self.dim_y) ** 2
-        if self.clients * self.samples * each > _NUMBERS:
-            raise ValueError(
-                "clients times samples times the square of the larger dimension must not exceed "
-                f"{_NUMBERS:,}"
-            )
-        return self
-
-
-class HyperRepresentationConfig(Strict):
-    """A shared representation with a linear head, on images.
-
-    Left out, `clients` is 100 (20 for the small digits) and `upper_share` 0.5 for iid clients and
-    0.2 for others, as in the released baselines; `train_images` and `test_images`, where given, are
-    how many of the first images are used.
-    """
-
-    name: Literal["hyper-representation"]
-    dataset: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits"
-    model: Literal["mlp", "cnn"] = "mlp"
-    hidden: Dimension = 200
-    clients: Clients
-    partition: Literal["iid", "shards", "dirichlet"] = "iid"
-    shards_per_client: Clients = 2
-    alpha: Positive = 0.5
-    upper_share: Annotated[float, Field(gt=0, lt=1)]
-    batch_size: Annotated[Dimension | None, Absent] = 64
-    regularisation: Positive = 1e-3
-    train_images: Annotated[Count | None, Absent] = None
-    test_images: Annotated[Count | None, Absent] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        clients = 20 if values.get("dataset", "digits") == "digits" else 100
-        share = 0.5 if values.get("partition", "iid") == "iid" else 0.2
-        return {"clients": clients, "upper_share": share, **values}
-
-
-TaskConfig = Annotated[QuadraticConfig | HyperRepresentationConfig, Field(discriminator="name")]
-TASKS = ("quadratic", "hyper-representation")
-
-
+# What a method's steps are set by.
+STEPS = ("local", "server", "steps", "server_optimiser", "server_schedule")
+# Methods that may project v onto a ball.
+RADIUS = ("simfbo", "shrofbo", "fedbio")
 # Methods with one exchange per cohort, whose privacy can be accounted for.
 ONE_EXCHANGE = ("simfbo", "shrofbo", "fedbio", "memfbo")
 
@@ -144,7 +78,11 @@ class LocalWorkConfig(Strict):
 
 
 class RunConfig(Strict):
-    """Everything a run depends on; left out, `every` makes about 20 evaluations."""
+    """Everything a run depends on; left out, `every` makes about 20 evaluations.
+
+    With `steps` auto the method finds its step sizes, and those of its settings are not used. Left
+    out, that is so for the tasks whose upper level is the point, unless some step size is given.
+    """
 
     task: TaskConfig
     algorithm: AlgorithmConfig = SimFBOConfig()
@@ -154,6 +92,7 @@ class RunConfig(Strict):
     aggregation: AggregationConfig = AggregationConfig()
     privacy: PrivacyConfig | None = None
     engine: Literal["simulated", "debug"] = "simulated"
+    steps: Literal["auto", "given"] = "given"
     rounds: Count = 500
     every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
@@ -168,11 +107,25 @@ class RunConfig(Strict):
         algorithm, who = values.get("algorithm", {}), values.get("sampling", {})
         if isinstance(algorithm, dict):
             algorithm = {"name": "simfbo", **algorithm}
-            kind = SAMPLING.get(algorithm["name"])
+            practical = _name(values, "task", "") in PRACTICAL
+            kind = SAMPLING.get(algorithm["name"], "everyone" if practical else None)
             if kind and isinstance(who, dict) and (kind != "everyone" or who.get("size") is None):
                 values = {**values, "sampling": {"kind": kind, **who}}
+            given = any(key in algorithm for key in STEPS)
+            values = {"steps": "auto" if practical and not given else "given", **values}
+            if values["steps"] == "auto" and algorithm["name"] in RADIUS:
+                algorithm = {"radius": "none", **algorithm}
             values = {**values, "algorithm": algorithm}
         return values
+
+    @model_validator(mode="after")
+    def _auto_fits(self) -> "RunConfig":
+        if self.steps == "auto" and self.privacy is not None:
+            raise ValueError(
+                "'privacy' does not cover the search for steps: set steps to given, and "
+                "algorithm.local"
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_be_private(self) -> "RunConfig":
@@ -188,9 +141,9 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> "RunConfig":
-        if self.task.clients * self.local_work.most() > _NUMBERS // 10:
+        if self.task.clients * self.local_work.most() > NUMBERS // 10:
             raise ValueError(
-                f"'task.clients' times the most local steps must not exceed {_NUMBERS // 10:,}: "
+                f"'task.clients' times the most local steps must not exceed {NUMBERS // 10:,}: "
                 "lower one of them"
             )
         if self.algorithm.name == "fedmbo" and self.cohort_size(self.task.clients) > _MOST_CHAINS:

@@ -1,13 +1,31 @@
-"""The values of flags: text in, numbers out, or a sentence."""
+"""Flags: those that make up a configuration, and the values of all: text in, numbers out."""
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
+from simfbo.algorithm_config import ALGORITHMS
 from simfbo.complaints import brief, plain
 from simfbo.errors import UserError
+from simfbo.task_config import TASKS
 
 _MOST_SEEDS = 10_000
+
+# Flags that have a name of their own, and the setting each stands for.
+SHORTCUTS = {
+    "task": "task.name",
+    "dataset": "task.dataset",
+    "partition": "task.partition",
+    "clients": "task.clients",
+    "algorithm": "algorithm.name",
+    "cohort": "sampling.size",
+    "rounds": "rounds",
+    "every": "every",
+    "seed": "seed",
+    "engine": "engine",
+    "steps": "steps",
+}
 
 
 def whole(text: str) -> int:
@@ -88,3 +106,35 @@ def numbers(text: str, flag: str) -> list[float]:
     if not found or not all(map(math.isfinite, found)):
         raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{plain(text)}'.")
     return found
+
+
+def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the flags that make up a configuration, or the common part of several."""
+    add = parser.add_argument
+    add("task", nargs="?", metavar="TASK", help=", ".join(TASKS))
+    add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
+    add("--dataset", help="as digits, mnist or schools: simfbo data lists them")
+    add("--partition", help="iid (default), shards or dirichlet")
+    add("--clients", type=whole, metavar="N", help="number of clients")
+    if not several:
+        add("--algorithm", help=" or ".join(ALGORITHMS))
+        add("--seed", type=whole, help="of every random draw (default 0)")
+    add(
+        "--cohort",
+        type=whole,
+        metavar="P",
+        help="clients that take part in a round (default 10, or everyone: see the task)",
+    )
+    add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
+        "list 1,2,3")  # fmt: skip
+    add("--rounds", type=whole, metavar="T", help="iterations (default 500)")
+    add(
+        "--every",
+        type=whole,
+        metavar="K",
+        help="evaluate every K iterations (default: 20 times)",
+    )
+    add("--engine", help="simulated (default, fast) or debug")
+    add("--steps", help="auto: find step sizes; given: those of the settings")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
+    add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")

@@ -193,7 +193,7 @@ def _task(config: RunConfig, data_dir: Path | None) -> "Task":
 
 @lru_cache(maxsize=1)
 def _build(config: str, data_dir: Path | None) -> "Task":
-    from simfbo.build import build_task
+    from simfbo.task_build import build_task
 
     return build_task(RunConfig.model_validate_json(config), data_dir)
 

@@ -17,13 +17,14 @@ import numpy as np
 from scipy.stats import qmc
 
 from simfbo.algorithm_config import steps_table
-from simfbo.build import build_algorithm, build_federation, build_task
+from simfbo.build import build_algorithm, build_federation
 from simfbo.comparison import higher_is_better
 from simfbo.config import RunConfig, as_toml, checked
 from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.history import History, make_folder
 from simfbo.sweep import Job, sweep
+from simfbo.task_build import build_task
 
 Space = Mapping[str, tuple[float, float]]
 OnProgress = Callable[[int, int, int, int], None]
@@ -91,6 +92,7 @@ def tune(
     Returns:
         The winner, ready to run, and every result.
     """
+    config = config.model_copy(update={"steps": "given"})
     space = default_space(config) if space is None else space
     task = build_task(config, data_dir)
     metric = task.tuned_by or task.metric if metric is None else metric

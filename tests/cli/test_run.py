@@ -312,7 +312,11 @@ def test_or_digits_hides_no_mistake_on_digits(simfbo):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "Name a task: quadratic or hyper-representation; or give --config FILE."),
+        (
+            (),
+            "Name a task: quadratic, hyper-representation, regularisation, label-cleaning, "
+            "long-tail, fair; or give --config FILE.",
+        ),
         (("--config", "no.toml"), "no.toml cannot be read: No such file or directory."),
         (
             ("quadratic", "--set", "task.client=3"),

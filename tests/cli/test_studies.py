@@ -93,7 +93,11 @@ def test_a_run_that_fails_in_a_worker_is_one_sentence(simfbo):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("compare",), "Name a task: quadratic or hyper-representation; or give --config FILE."),
+        (
+            ("compare",),
+            "Name a task: quadratic, hyper-representation, regularisation, "
+            "label-cleaning, long-tail, fair; or give --config FILE.",
+        ),
         ((*COMPARE, "--seeds", "a"), "--seeds takes 0..2 or 0,5,7; got 'a'."),
         (
             (*COMPARE, "--seeds", "1,1"),
@@ -112,8 +116,8 @@ def test_a_run_that_fails_in_a_worker_is_one_sentence(simfbo):
         ((*COMPARE, "--methods", "simfbo", "--jobs", "0"), "--jobs must be at least 1, got 0."),
         (
             (*COMPARE, "--methods", "fednets"),
-            "In method 'fednets': 'algorithm.name' is wrong: use simfbo or shrofbo or fednest or "
-            "lfednest or aggitd or fedbio or fedmbo or memfbo, got 'fednets'.",
+            "In method 'fednets': 'algorithm.name' is wrong: use simfbo, shrofbo, fednest, "
+            "lfednest, aggitd, fedbio, fedmbo or memfbo, got 'fednets'.",
         ),
         (("tune", "quadratic", "--range", "a=1"), "--range takes KEY=LOW..HIGH, got 'a=1'."),
         (

@@ -14,12 +14,14 @@ import numpy as np
 import optax
 
 from simfbo import trees
-from simfbo.data import federate
+from simfbo.data import FederatedData, federate
 from simfbo.datasets import ImageData
+from simfbo.errors import UserError
 from simfbo.partition import Rows, halve
-from simfbo.problem import BilevelProblem, Loss, PyTree
+from simfbo.problem import BilevelProblem, Loss, Point, PyTree
 from simfbo.tasks.models import Linear, Model, mlp, standardise
-from simfbo.tasks.task import Task
+from simfbo.tasks.personal import Features, halves, personal_accuracies
+from simfbo.tasks.task import Baseline, Metrics, Task
 
 Logits = Callable[[PyTree, Linear, jax.Array], jax.Array]
 
@@ -36,6 +38,8 @@ def hyper_representation(
     upper_share: float = 0.5,
     batch_size: int | None = 64,
     regularisation: float = 1e-3,
+    unseen: int = 0,
+    pull: float = 0.2,
     seed: int = 0,
 ) -> Task:
     """Return the task of learning a representation across clients.
@@ -47,26 +51,83 @@ def hyper_representation(
         upper_share: share of each client's images that the upper loss sees.
         batch_size: images in a minibatch of either level.
         regularisation: lambda, which makes g strongly convex in y.
+        unseen: how many of the clients, the last ones, take no part; heads of their own are fitted
+            and tested on their images.
+        pull: how strongly those heads are drawn to the shared one.
         seed: of the initial weights and of the split into levels.
 
     Returns:
         The task; its metrics are accuracy and loss on the test images and accuracy on (up to 10,000
-        of) the training images.
+        of) the training images. With `unseen` clients theirs come first, and baselines are added.
     """
     pixels, labels = images.train_images, images.train_labels
     classes = int(labels.max()) + 1
     model = model or mlp(int(np.prod(pixels.shape[1:])), 200, classes)
-    lower, upper = halve(parts, upper_share, seed)
+    if not 0 <= unseen < len(parts):
+        raise UserError(f"unseen must leave some of {len(parts)} clients to train, got {unseen}.")
+    seen, apart = parts[: len(parts) - unseen], parts[len(parts) - unseen :]
+    lower, upper = halve(seen, upper_share, seed)
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
     # Rounds fold 1, 2, ... into the seed's key; 0 is left for the initial weights.
     x0, y0 = model.init(jax.random.fold_in(jax.random.key(seed), 0))
-    logits = scores(model, *moments(pixels))
+    if apart:  # what unseen clients hold must not enter anything that is looked at or scaled by
+        own = np.sort(np.concatenate(seen))
+        images = images._replace(train_images=pixels[own], train_labels=labels[own])
+    logits = scores(model, *moments(images.train_images))
     loss = cross_entropy(logits)
     problem = BilevelProblem(loss, regularised(loss, regularisation))
     evaluate = evaluator(logits, images)
+    metric, baselines = "test_accuracy", ()
+    if apart:
+        metric, scaled = "unseen_accuracy", _scaled(model, *moments(images.train_images))
+        personal = personal_accuracies(scaled, halves(pixels, labels, apart, seed), pull)
+        evaluate = _with_unseen(personal, evaluate)
+        together = federate((pixels, labels), seen, seen, batch_size=batch_size)
+        baselines = _baselines(problem, data, together, x0, y0, evaluate)
     return Task(
-        "hyper-representation", problem, data, x0, y0, evaluate, "test_accuracy", "train_accuracy"
+        "hyper-representation", problem, data, x0, y0, evaluate, metric, "train_accuracy", baselines
     )
+
+
+def _scaled(model: Model, mean: float, deviation: float) -> Features:
+    """Return the function (x, images) -> features, on standardised pixels."""
+
+    def features(x: PyTree, images: jax.Array) -> jax.Array:
+        kind = jax.tree.leaves(x)[0].dtype
+        return model.features(x, standardise(images, mean, deviation, kind))
+
+    return features
+
+
+def _with_unseen(personal: Callable[..., tuple], evaluate: Metrics) -> Metrics:
+    """Return the metrics with those of clients that took no part before them."""
+
+    def both(state: Any) -> dict[str, float]:
+        own, shared = map(float, personal(state.x, state.y))
+        return {"unseen_accuracy": own, "unseen_shared_accuracy": shared, **evaluate(state)}
+
+    return both
+
+
+def _baselines(
+    problem: BilevelProblem,
+    data: FederatedData,
+    together: FederatedData,
+    x0: PyTree,
+    y0: Linear,
+    evaluate: Metrics,
+) -> tuple[Baseline, ...]:
+    """Return a head on features at random, and representation and head trained together."""
+
+    def one_level(x: Any, y: Point, batch: PyTree) -> jax.Array:
+        return problem.lower(y.x, y.y, batch)
+
+    joint, nothing = BilevelProblem(one_level, one_level), np.zeros(1, np.float32)
+    return (
+        Baseline("random representation", problem, data, y0, (x0,), evaluate),
+        Baseline("trained together, one level", joint, together, Point(x=x0, y=y0), (nothing,),
+                 lambda state: evaluate(state.y)),
+    )  # fmt: skip
 
 
 def scores(model: Model, mean: float, deviation: float) -> Logits:
