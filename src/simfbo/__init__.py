@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         Server,
         Steps,
         aggitd,
+        fedavg,
         fedbio,
         fedmbo,
         fednest,
@@ -22,12 +23,21 @@ if TYPE_CHECKING:
     from simfbo.engines import DebugFederation, SimulatedFederation
     from simfbo.engines.counting import cost
     from simfbo.errors import ClientError, TooFewReplies, UserError
+    from simfbo.estimators import (
+        FairClassifier,
+        FairRegressor,
+        FederatedLogistic,
+        FederatedRidge,
+        LongTailClassifier,
+        NoisyLabelClassifier,
+    )
     from simfbo.federation import Algorithm, Client, Federation, Ledger
     from simfbo.gate import Gate
     from simfbo.history import History
     from simfbo.privacy import Channels, Privacy, epsilon, private
     from simfbo.problem import BilevelProblem, Point
     from simfbo.runner import run
+    from simfbo.solver import solve
 
 __version__ = "0.1.0"
 
@@ -37,6 +47,7 @@ _HOMES = {
         "Server",
         "Steps",
         "aggitd",
+        "fedavg",
         "fedbio",
         "fedmbo",
         "fednest",
@@ -50,12 +61,21 @@ _HOMES = {
     "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
     "simfbo.engines.counting": ("cost",),
     "simfbo.errors": ("ClientError", "TooFewReplies", "UserError"),
+    "simfbo.estimators": (
+        "FairClassifier",
+        "FairRegressor",
+        "FederatedLogistic",
+        "FederatedRidge",
+        "LongTailClassifier",
+        "NoisyLabelClassifier",
+    ),
     "simfbo.federation": ("Algorithm", "Client", "Federation", "Ledger"),
     "simfbo.gate": ("Gate",),
     "simfbo.history": ("History",),
     "simfbo.privacy": ("Channels", "Privacy", "epsilon", "private"),
     "simfbo.problem": ("BilevelProblem", "Point"),
     "simfbo.runner": ("run",),
+    "simfbo.solver": ("solve",),
 }
 
 __all__ = [
@@ -67,11 +87,17 @@ __all__ = [
     "ClientError",
     "DebugFederation",
     "Deployment",
+    "FairClassifier",
+    "FairRegressor",
     "FederatedData",
+    "FederatedLogistic",
+    "FederatedRidge",
     "Federation",
     "Gate",
     "History",
     "Ledger",
+    "LongTailClassifier",
+    "NoisyLabelClassifier",
     "Point",
     "Privacy",
     "Server",
@@ -83,6 +109,7 @@ __all__ = [
     "clipped_mean",
     "cost",
     "epsilon",
+    "fedavg",
     "fedbio",
     "federate",
     "fedmbo",
@@ -95,6 +122,7 @@ __all__ = [
     "run",
     "shrofbo",
     "simfbo",
+    "solve",
     "trimmed_mean",
 ]
 

@@ -1,0 +1,93 @@
+"""Ridge and logistic regression with learnt regularisation, against closed forms."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
+
+from simfbo import FederatedLogistic, FederatedRidge, Steps
+from simfbo.tasks.linear import assign_folds
+
+WEIGHTS = np.array([3.0, -2.0, 1.0, 0, 0, 0, 0, 0])
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 8)) * np.arange(1, 9) + 100 * np.arange(8)
+    y = 5 * ((X - X.mean(0)) / X.std(0)) @ WEIGHTS + 40 + 5 * rng.normal(size=120)
+    return X, y, rng.integers(0, 6, 120)
+
+
+def closed_form(X, y, penalties, floor, fold):
+    """The mean over folds of ridge regressions on all other rows, in the units of X and y."""
+    A, b = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
+    A, folds = np.hstack([A, np.ones((len(A), 1))]), fold.max() + 1
+    scale, models = folds / (folds - 1) / len(A), []
+    for k in range(folds):
+        rest = A[fold != k]
+        hessian = scale * rest.T @ rest + np.diag([*penalties, floor])
+        models.append(np.linalg.solve(hessian, scale * rest.T @ b[fold != k]))
+    mean = np.mean(models, axis=0)
+    coef = mean[:-1] / X.std(0) * y.std()
+    return coef, mean[-1] * y.std() + y.mean() - X.mean(0) @ coef
+
+
+def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
+    X, y, clients = rows
+    ridge = FederatedRidge(rounds=300, floor=0.05, random_state=3).fit(X, y, clients)
+    seed = np.random.RandomState(3).randint(2**31 - 1)
+    fold = assign_folds(np.zeros(120, np.int32), 5, seed)
+    coef, intercept = closed_form(X, y, ridge.regularisation_, 0.05, fold)
+    scale = X.std(0) / y.std()
+    np.testing.assert_allclose(ridge.coef_ * scale, coef * scale, atol=2e-4)
+    np.testing.assert_allclose(ridge.predict(X), X @ coef + intercept, atol=2e-3 * y.std())
+    assert ridge.regularisation_[3:].min() > 5 * ridge.regularisation_[:3].max()
+    assert ridge.score(X, y) > 0.85
+
+
+def test_a_still_upper_variable_leaves_twice_the_floor(rows):
+    X, y, clients = rows
+    still = FederatedRidge(rounds=200, steps=Steps(0.5, 0.5, 0.0), random_state=0)
+    still.fit(X, y, clients)
+    np.testing.assert_allclose(still.regularisation_, 0.02)
+    seed = np.random.RandomState(0).randint(2**31 - 1)
+    fold = assign_folds(np.zeros(120, np.int32), 5, seed)
+    coef, _ = closed_form(X, y, np.full(8, 0.02), 0.01, fold)
+    np.testing.assert_allclose(
+        still.coef_ * X.std(0) / y.std(), coef * X.std(0) / y.std(), atol=1e-5
+    )
+    assert still.ledger_.total.rounds == 200 + 1
+
+
+def test_logistic_regression_is_the_mean_of_the_folds_minima(rows):
+    X, y, _ = rows
+    A, labels = (X - X.mean(0))[:, :2] / X.std(0)[:2], np.digitize(y, np.quantile(y, [0.3, 0.6]))
+    ours = FederatedLogistic(
+        rounds=300, steps=Steps(0.5, 0.5, 0.0), floor=0.1, folds=2, random_state=0
+    ).fit(X[:, :2], labels)
+    fold = assign_folds(labels, 2, np.random.RandomState(0).randint(2**31 - 1))
+
+    def loss(flat, chosen):
+        weight, bias = flat[:6].reshape(2, 3), flat[6:]
+        scores = A[chosen] @ weight + bias
+        own = scores[np.arange(len(scores)), labels[chosen]]
+        fit = (logsumexp(scores, axis=1) - own).sum() * 2 / len(A)
+        return fit + 0.1 * (weight**2).sum() + 0.05 * (bias**2).sum()
+
+    found = np.mean([minimize(loss, np.zeros(9), (fold != k,)).x for k in (0, 1)], axis=0)
+    scores = A @ found[:6].reshape(2, 3) + found[6:]
+    np.testing.assert_allclose(ours.predict_proba(X[:, :2]), softmax(scores, axis=1), atol=1e-4)
+    np.testing.assert_allclose(
+        ours.coef_.T * X.std(0)[:2, None], found[:6].reshape(2, 3), atol=1e-4
+    )
+
+
+def test_a_constant_feature_and_an_offset_do_no_harm(rows):
+    X, y, _ = rows
+    wide = np.hstack([X, np.full((120, 1), 7.7), 1e5 + X[:, :1]])
+    steps = Steps(0.3, 0.3, 0.1)
+    ridge = FederatedRidge(rounds=100, steps=steps, random_state=0).fit(wide, y)
+    assert abs(ridge.coef_[8]) < 1e-3
+    assert ridge.coef_[9] == pytest.approx(ridge.coef_[0], rel=0.01)
+    assert ridge.score(wide, y) > 0.85
