@@ -379,3 +379,10 @@ def test_engines_agree():
     assert np.abs(one.x).max() > 1e-3
     for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_works_have_names_of_their_own():
+    """Where data is elsewhere, a client finds a work by its name."""
+    for name in ("simfbo", "fednest"):
+        names = [work.__name__ for work in made(name).works]
+        assert len(names) == len(set(names))

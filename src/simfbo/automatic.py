@@ -142,7 +142,7 @@ def automatic(
     """
     scale = size_of(x0)
     probe = curvature_work(problem)
-    feeler = simfbo(problem, Steps(0.0, 0.0, 0.0))
+    feeler = _feeler(problem)
     like = build(_plan(Curvature(1.0, 1.0, 1.0), 1.0, scale, rounds, 0))
     works = [_told(build, place, work.__name__) for place, work in enumerate(like.works)]
     built: dict[AutoKey, Algorithm] = {}
@@ -184,7 +184,7 @@ def automatic(
         pull = _pull(feeler, federation, state, _plan(found, 1.0, scale, rounds, 0).server, key)
         return state._replace(pull=jnp.asarray(pull, float))
 
-    all_works = (probe, *feeler.works, *works)
+    all_works = (probe, feeler, *works)
     return Algorithm(like.name, init, round, all_works, like.biases)
 
 
@@ -289,12 +289,21 @@ def _as_point(steps: Steps) -> Point:
     return Point(*(jnp.asarray(step, float) for step in (steps.x, steps.y, steps.v)))
 
 
+def _feeler(problem: BilevelProblem) -> ClientWork:
+    """Return the work that gives SimFBO's directions and moves nothing, under a name of its own."""
+    (directions,) = simfbo(problem, Steps(0.0, 0.0, 0.0)).works
+
+    def hypergradient_size(payload: Point, client: Client) -> PyTree:
+        return directions(payload, client)
+
+    return hypergradient_size
+
+
 def _pull(
-    feeler: Algorithm, federation: Federation, state: AutoState, server: Server, key: jax.Array
+    work: ClientWork, federation: Federation, state: AutoState, server: Server, key: jax.Array
 ) -> float:
     """Return the size of the hypergradient, once y and v have come nearer to their solutions."""
-    (work,), x = feeler.works, state.x
-    y = jax.tree.map(jnp.asarray, state.y)
+    x, y = state.x, jax.tree.map(jnp.asarray, state.y)
     v, cohort = trees.zeros_like(y), federation.cohort(key)
     opt_y, opt_v, d = server.y.init(y), server.v.init(v), None
     for _ in range(_TRIES):
