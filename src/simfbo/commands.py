@@ -26,7 +26,7 @@ from simfbo.federation import Engine, Traffic
 from simfbo.history import History
 from simfbo.storage import save_variables
 from simfbo.task_build import build_task
-from simfbo.task_config import DealtConfig, HyperRepresentationConfig
+from simfbo.task_config import TABLES, DealtConfig, FairConfig, HyperRepresentationConfig
 from simfbo.tasks import Task
 
 OUT = Console(highlight=False, soft_wrap=True)
@@ -152,7 +152,7 @@ def show_data(name: str | None, data_dir: Path | None) -> int:
 def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     """Return the configuration, on digits where its data set cannot be had."""
     task = config.task
-    if not isinstance(task, DealtConfig) or task.dataset == "digits":
+    if not isinstance(task, DealtConfig | FairConfig) or task.dataset in ("digits", *TABLES):
         return config
     try:
         datasets.load(task.dataset, data_dir)

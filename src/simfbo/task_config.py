@@ -121,6 +121,8 @@ class RegularisationConfig(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> "RegularisationConfig":
         require_own_clients(self.dataset, self.clients)
+        if self.dataset != "synthetic":
+            _require_usual(self, "features", "relevant", "per_client", "noise")
         if self.relevant > self.features:
             raise ValueError("relevant must not exceed features")
         if self.clients * self.per_client * self.features > NUMBERS // 10:
@@ -176,11 +178,20 @@ class FairConfig(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> "FairConfig":
         require_own_clients(self.dataset, self.clients)
+        if self.dataset in TABLES:
+            _require_usual(self, "turned")
         if self.dataset not in TABLES and self.clients < 2:
             raise ValueError("clients must be at least 2, of whom some hold turned images")
         if self.dataset not in TABLES and self.groups == "clients":
             raise ValueError("groups can be the clients of a table only: choose another dataset")
         return self
+
+
+def _require_usual(task: Strict, *names: str) -> None:
+    """Raise where a setting was changed that the chosen data set does not have."""
+    for name in names:
+        if getattr(task, name) != type(task).model_fields[name].default:
+            raise ValueError(f"{name} is not a setting of this data set: leave it out")
 
 
 def _natural(values: Any, usual: str) -> Any:
