@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, baselines, datasets, partition, solve
-from simfbo.report import COLOURS, style
-from simfbo.tasks import label_cleaning, samples
-from simfbo.tasks.label_cleaning import corrupted, set_apart, trust_in
+from simfbo import SimulatedFederation, datasets, solve
+from simfbo.core import partition
+from simfbo.runs.report import COLOURS, style
+from simfbo.tasks import baselines, label_cleaning, samples
+from simfbo.tasks._label_cleaning import corrupted, set_apart, trust_in
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-label-cleaning"))

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, baselines, datasets, partition, solve
-from simfbo.report import COLOURS, style
-from simfbo.tasks import linear, long_tail, samples
-from simfbo.tasks.long_tail import by_class, long_tailed
+from simfbo import SimulatedFederation, datasets, solve
+from simfbo.core import partition
+from simfbo.runs.report import COLOURS, style
+from simfbo.tasks import baselines, linear, long_tail, samples
+from simfbo.tasks._long_tail import by_class, long_tailed
 from simfbo.tasks.models import Linear
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -18,12 +18,13 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, baselines, datasets, partition, solve
-from simfbo.report import COLOURS, style
-from simfbo.tasks import hyper_representation
-from simfbo.tasks.hyper_representation import moments
+from simfbo import SimulatedFederation, datasets, solve
+from simfbo.core import partition
+from simfbo.runs.report import COLOURS, style
+from simfbo.tasks import baselines, hyper_representation
+from simfbo.tasks._hyper_representation import moments
+from simfbo.tasks._personal import Half, fit_head, halves
 from simfbo.tasks.models import mlp, standardise
-from simfbo.tasks.personal import Half, fit_head, halves
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-personal-heads"))

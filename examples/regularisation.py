@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, baselines, solve
-from simfbo.report import COLOURS, style
-from simfbo.tasks import regularisation, samples
-from simfbo.tasks.regularisation import strengths
+from simfbo import SimulatedFederation, solve
+from simfbo.runs.report import COLOURS, style
+from simfbo.tasks import baselines, regularisation, samples
+from simfbo.tasks._regularisation import strengths
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-regularisation"))

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import checks, simfbo, trees
+from simfbo import checks, simfbo
 from simfbo.checks import LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
-from simfbo.problem import Point
+from simfbo.core import trees
+from simfbo.core.problem import Point
 
 BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS}
 

@@ -7,9 +7,9 @@ import pytest
 
 from simfbo import diagnostics, from_clients
 from simfbo.algorithms import Steps
+from simfbo.core.local_work import constant, fixed
+from simfbo.core.problem import BilevelProblem, Point
 from simfbo.errors import UserError
-from simfbo.local_work import constant, fixed
-from simfbo.problem import BilevelProblem, Point
 from simfbo.tasks import random_quadratic
 
 P = np.array([0.1, 0.2, 0.3, 0.4])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from simfbo import BilevelProblem, SimulatedFederation, Steps, federate, simfbo
-from simfbo.local_work import fixed
-from simfbo.sampling import Cohort
-from simfbo.tasks.hyper_representation import cross_entropy, regularised, scores
+from simfbo.core.local_work import fixed
+from simfbo.core.sampling import Cohort
+from simfbo.tasks._hyper_representation import cross_entropy, regularised, scores
 from simfbo.tasks.models import cnn, mlp
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "round_speed"

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from rules import RULES, everywhere
 
-from simfbo import Algorithm, Client, Gate, SimulatedFederation, Steps, partition, run, simfbo
+from simfbo import Algorithm, Client, Gate, SimulatedFederation, Steps, run, simfbo
+from simfbo.core import partition
+from simfbo.core.federation import ClientWork, Federation
+from simfbo.core.sampling import Cohort, everyone, without_replacement
 from simfbo.datasets import load
-from simfbo.federation import ClientWork, Federation
-from simfbo.sampling import Cohort, everyone, without_replacement
 from simfbo.tasks import Task, hyper_representation
 from simfbo.tasks.models import mlp
 

@@ -10,11 +10,11 @@ import numpy as np
 from rules import RULES, everywhere
 
 from simfbo import Aggregators, SimulatedFederation, Steps, run, simfbo
-from simfbo.data import ClientData
-from simfbo.federation import Client
-from simfbo.local_work import constant
-from simfbo.sampling import Cohort
-from simfbo.tasks.quadratic import PROBLEM, Quadratic, random_quadratic
+from simfbo.core.data import ClientData
+from simfbo.core.federation import Client
+from simfbo.core.local_work import constant
+from simfbo.core.sampling import Cohort
+from simfbo.tasks._quadratic import PROBLEM, Quadratic, random_quadratic
 
 HETEROGENEITY, PROBLEMS, MANY = (0.0, 0.3, 1.0, 3.0), range(10), (20, 80, 320)
 METHOD = simfbo(PROBLEM, Steps(y=0.2, v=0.2, x=0.1))

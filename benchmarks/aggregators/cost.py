@@ -16,9 +16,10 @@ import jax
 import numpy as np
 from rules import RULES, everywhere
 
-from simfbo import SimulatedFederation, Steps, partition, simfbo
+from simfbo import SimulatedFederation, Steps, simfbo
+from simfbo.core import partition
+from simfbo.core.sampling import without_replacement
 from simfbo.datasets import ImageData
-from simfbo.sampling import without_replacement
 from simfbo.tasks import hyper_representation
 
 COHORTS = {10: 25, 100: 7}  # and how often each is timed

@@ -1,6 +1,6 @@
 """The aggregators that are compared."""
 
-from simfbo.aggregation import (
+from simfbo.core.aggregation import (
     Aggregator,
     Aggregators,
     clipped_mean,

@@ -27,10 +27,10 @@ sys.path.insert(0, str(HERE))
 
 from mutations import Case, cases  # noqa: E402
 
-from simfbo import cli  # noqa: E402
-from simfbo.config import RunConfig, as_toml, load  # noqa: E402
+from simfbo.cli import main as cli  # noqa: E402
+from simfbo.config.run import RunConfig, as_toml, load  # noqa: E402
+from simfbo.config.tasks import QuadraticConfig  # noqa: E402
 from simfbo.errors import UserError  # noqa: E402
-from simfbo.task_config import QuadraticConfig  # noqa: E402
 
 LONGEST, SECONDS = 300, 2.0
 LARGEST = 1_000_000  # numbers of a quadratic that is built here
@@ -155,8 +155,8 @@ def small(config: RunConfig) -> bool:
 
 def built(config: RunConfig) -> Finding:
     """Return whether building a configuration ends well, or in a sentence."""
-    from simfbo.build import build_federation, build_method
-    from simfbo.task_build import build_task
+    from simfbo.config.build import build_federation, build_method
+    from simfbo.config.build_task import build_task
 
     try:
         with limit(10 * SECONDS), loud():

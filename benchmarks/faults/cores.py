@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simfbo import checkpoint
-from simfbo.history import FILE
+from simfbo.runs import checkpoint
+from simfbo.runs.history import FILE
 
 HERE = Path(__file__).parent
 CASES = {
@@ -43,7 +43,7 @@ def digest(case: str, way: str) -> str:
         environment = {**os.environ, **variables, "XDG_CACHE_HOME": f"{folder}/cache"}
         # Data sets stay where they are; only compiled programs begin anew.
         data = os.environ.get("SIMFBO_DATA_DIR", str(Path.home() / ".cache" / "simfbo"))
-        command = [*prefix, sys.executable, "-m", "simfbo.cli", "run", *CASES[case].split(" ")]
+        command = [*prefix, sys.executable, "-m", "simfbo.cli.main", "run", *CASES[case].split(" ")]
         spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
         try:
             subprocess.run([*command, "--quiet", "--data-dir", data, "--output", f"{folder}/run"],

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from simfbo import checkpoint
-from simfbo.history import FILE, History
+from simfbo.runs import checkpoint
+from simfbo.runs.history import FILE, History
 
 HERE = Path(__file__).parent
 BRIEFLY = ["--quiet", "--checkpoint-seconds", "0.2"]
@@ -33,7 +33,7 @@ CLOCKS = ("seconds", "cpu_seconds")
 def start(*arguments: str) -> subprocess.Popen:
     """Return `simfbo run ...`, started."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-m", "simfbo.cli", "run", *arguments], **quiet)
+    return subprocess.Popen([sys.executable, "-m", "simfbo.cli.main", "run", *arguments], **quiet)
 
 
 def finish(process: subprocess.Popen) -> None:

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from simfbo.build import run_config
-from simfbo.config import load
-from simfbo.task_build import build_task
+from simfbo.config.build import run_config
+from simfbo.config.build_task import build_task
+from simfbo.config.run import load
 
 HERE = Path(__file__).parent
 SETTINGS = {

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simfbo.algorithm_config import ALGORITHMS
-from simfbo.config import as_toml, load
-from simfbo.task_config import TASKS
+from simfbo.config.algorithms import ALGORITHMS
+from simfbo.config.run import as_toml, load
+from simfbo.config.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 Keys = dict[tuple[str, ...], str]

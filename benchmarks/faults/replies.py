@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from simfbo.gate import Asked, Gate, Reply, admit
-from simfbo.problem import Point
+from simfbo.core.gate import Asked, Gate, Reply, admit
+from simfbo.core.problem import Point
 
 HERE = Path(__file__).parent
 IDS = (2, 3, 5, 9)

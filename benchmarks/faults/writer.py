@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from simfbo import checkpoint
 from simfbo.errors import UserError
+from simfbo.runs import checkpoint
 
 HERE = Path(__file__).parent
 NUMBERS = 2_500_000  # of four bytes: 10 MB

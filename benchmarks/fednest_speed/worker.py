@@ -88,10 +88,10 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     import jax
 
     from simfbo import SimulatedFederation, Steps, federate
-    from simfbo.algorithms.fednest import fednest
+    from simfbo.algorithms._fednest import fednest
+    from simfbo.core.local_work import constant
+    from simfbo.core.sampling import Cohort
     from simfbo.datasets import ImageData
-    from simfbo.local_work import constant
-    from simfbo.sampling import Cohort
     from simfbo.tasks import hyper_representation
     from simfbo.tasks.models import Linear
 

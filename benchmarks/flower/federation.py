@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 APP = HERE / "app"
-SIMFBO = [sys.executable, "-m", "simfbo.cli", "flower"]
+SIMFBO = [sys.executable, "-m", "simfbo.cli.main", "flower"]
 
 
 def simfbo(folder, *words, seconds=180, check=True):

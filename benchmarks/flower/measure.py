@@ -36,8 +36,8 @@ def equality():
     import jax
     from task import deployment
 
-    from simfbo import checkpoint
-    from simfbo.deployment import simulate
+    from simfbo.flower.deployment import simulate
+    from simfbo.runs import checkpoint
 
     rows = []
     with federation() as folder:

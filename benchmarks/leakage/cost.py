@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from simfbo import config as settings
 from simfbo import datasets
-from simfbo.build import build_algorithm, build_federation, run_config
-from simfbo.privacy import Channels
-from simfbo.problem import Point
-from simfbo.sampling import Cohort
-from simfbo.task_build import build_task
+from simfbo.config import run as settings
+from simfbo.config.build import build_algorithm, build_federation, run_config
+from simfbo.config.build_task import build_task
+from simfbo.core.privacy import Channels
+from simfbo.core.problem import Point
+from simfbo.core.sampling import Cohort
 
 ROUNDS, IMAGES, SHARE = 300, 12, 25  # images a client; one client in 25 takes part
 FROZEN = {"algorithm.local.x": 1e-30}

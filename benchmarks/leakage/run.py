@@ -17,20 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 import picture
 
-from simfbo import config as settings
 from simfbo import datasets, run
-from simfbo.algorithms.simfbo import State
-from simfbo.build import build_algorithm, build_federation
-from simfbo.compilation import keep_compilations
+from simfbo.algorithms._simfbo import State
+from simfbo.config import run as settings
+from simfbo.config.build import build_algorithm, build_federation
+from simfbo.config.build_task import build_task
+from simfbo.core.federation import client_key
+from simfbo.core.local_work import constant
+from simfbo.core.privacy import Channels, Privacy, private
+from simfbo.core.problem import Point
+from simfbo.core.sampling import Cohort
 from simfbo.engines import SimulatedFederation
+from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import UserError
-from simfbo.federation import client_key
-from simfbo.local_work import constant
-from simfbo.privacy import Channels, Privacy, private
-from simfbo.problem import Point
-from simfbo.sampling import Cohort
-from simfbo.task_build import build_task
-from simfbo.tasks.hyper_representation import moments
+from simfbo.tasks._hyper_representation import moments
 
 HERE = Path(__file__).parent
 PAPER = HERE.parent.parent / "examples" / "demo.toml"

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from simfbo import baselines
-from simfbo.build import build_federation, run_config
-from simfbo.compilation import keep_compilations
-from simfbo.config import RunConfig, checked
-from simfbo.data import federate
-from simfbo.task_build import build_task
-from simfbo.tuning import tune
+from simfbo.config.build import build_federation, run_config
+from simfbo.config.build_task import build_task
+from simfbo.config.run import RunConfig, checked
+from simfbo.core.data import federate
+from simfbo.engines.compile_cache import keep_compilations
+from simfbo.studies.tuning import tune
+from simfbo.tasks import baselines
 
 FILE = Path(__file__).parent / "results.jsonl"
 DIGITS = {"name": "label-cleaning"}

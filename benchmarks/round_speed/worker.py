@@ -92,9 +92,9 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     import jax
 
     from simfbo import SimulatedFederation, Steps, simfbo
+    from simfbo.core.local_work import constant, fixed
+    from simfbo.core.sampling import Cohort
     from simfbo.datasets import ImageData
-    from simfbo.local_work import constant, fixed
-    from simfbo.sampling import Cohort
     from simfbo.tasks import hyper_representation
     from simfbo.tasks.models import cnn, mlp
 

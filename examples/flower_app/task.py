@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from simfbo import BilevelProblem, Deployment, Steps, sampling, simfbo
+from simfbo import BilevelProblem, Deployment, Steps, simfbo
+from simfbo.core import sampling
 
 HIDDEN = 64
 

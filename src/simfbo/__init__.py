@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simfbo.aggregation import Aggregators, clipped_mean, median, trimmed_mean
     from simfbo.algorithms import (
         Server,
         Steps,
@@ -18,8 +17,12 @@ if TYPE_CHECKING:
         shrofbo,
         simfbo,
     )
-    from simfbo.data import FederatedData, federate, from_clients
-    from simfbo.deployment import Deployment
+    from simfbo.core.aggregation import Aggregators, clipped_mean, median, trimmed_mean
+    from simfbo.core.data import FederatedData, federate, from_clients
+    from simfbo.core.federation import Algorithm, Client, Federation, Ledger
+    from simfbo.core.gate import Gate
+    from simfbo.core.privacy import Channels, Privacy, epsilon, private
+    from simfbo.core.problem import BilevelProblem, Point
     from simfbo.engines import DebugFederation, SimulatedFederation
     from simfbo.engines.counting import cost
     from simfbo.errors import ClientError, TooFewReplies, UserError
@@ -31,18 +34,15 @@ if TYPE_CHECKING:
         LongTailClassifier,
         NoisyLabelClassifier,
     )
-    from simfbo.federation import Algorithm, Client, Federation, Ledger
-    from simfbo.gate import Gate
-    from simfbo.history import History
-    from simfbo.privacy import Channels, Privacy, epsilon, private
-    from simfbo.problem import BilevelProblem, Point
-    from simfbo.runner import run
-    from simfbo.solver import solve
+    from simfbo.flower.deployment import Deployment
+    from simfbo.runs.history import History
+    from simfbo.runs.runner import run
+    from simfbo.tasks._solve import solve
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "simfbo.aggregation": ("Aggregators", "clipped_mean", "median", "trimmed_mean"),
+    "simfbo.core.aggregation": ("Aggregators", "clipped_mean", "median", "trimmed_mean"),
     "simfbo.algorithms": (
         "Server",
         "Steps",
@@ -56,8 +56,8 @@ _HOMES = {
         "shrofbo",
         "simfbo",
     ),
-    "simfbo.data": ("FederatedData", "federate", "from_clients"),
-    "simfbo.deployment": ("Deployment",),
+    "simfbo.core.data": ("FederatedData", "federate", "from_clients"),
+    "simfbo.flower.deployment": ("Deployment",),
     "simfbo.engines": ("DebugFederation", "SimulatedFederation"),
     "simfbo.engines.counting": ("cost",),
     "simfbo.errors": ("ClientError", "TooFewReplies", "UserError"),
@@ -69,13 +69,13 @@ _HOMES = {
         "LongTailClassifier",
         "NoisyLabelClassifier",
     ),
-    "simfbo.federation": ("Algorithm", "Client", "Federation", "Ledger"),
-    "simfbo.gate": ("Gate",),
-    "simfbo.history": ("History",),
-    "simfbo.privacy": ("Channels", "Privacy", "epsilon", "private"),
-    "simfbo.problem": ("BilevelProblem", "Point"),
-    "simfbo.runner": ("run",),
-    "simfbo.solver": ("solve",),
+    "simfbo.core.federation": ("Algorithm", "Client", "Federation", "Ledger"),
+    "simfbo.core.gate": ("Gate",),
+    "simfbo.runs.history": ("History",),
+    "simfbo.core.privacy": ("Channels", "Privacy", "epsilon", "private"),
+    "simfbo.core.problem": ("BilevelProblem", "Point"),
+    "simfbo.runs.runner": ("run",),
+    "simfbo.tasks._solve": ("solve",),
 }
 
 __all__ = [

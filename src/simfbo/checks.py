@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo import algorithms as methods
-from simfbo import trees
-from simfbo.algorithms.simfbo import Steps
+from simfbo.algorithms._simfbo import Steps
+from simfbo.core import trees
+from simfbo.core.federation import Algorithm, Engine
+from simfbo.core.local_work import constant, fixed, uniform
+from simfbo.core.problem import BilevelProblem
+from simfbo.core.sampling import Cohort, Sampler, everyone, without_replacement
 from simfbo.engines.counting import cost
 from simfbo.engines.debug import DebugFederation
 from simfbo.engines.simulated import SimulatedFederation
-from simfbo.federation import Algorithm, Engine
-from simfbo.local_work import constant, fixed, uniform
-from simfbo.problem import BilevelProblem
-from simfbo.sampling import Cohort, Sampler, everyone, without_replacement
-from simfbo.tasks.quadratic import random_quadratic
+from simfbo.tasks._quadratic import random_quadratic
 from simfbo.tasks.task import Task
 
 Factory = Callable[[BilevelProblem, Steps, Steps], Algorithm]

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from simfbo import trees
-from simfbo.algorithms.simfbo import Steps, drawn_directions, local_steps
-from simfbo.data import FederatedData, Split
+from simfbo.algorithms._simfbo import Steps, drawn_directions, local_steps
+from simfbo.core import trees
+from simfbo.core.data import FederatedData, Split
+from simfbo.core.federation import Client
+from simfbo.core.local_work import LocalWork
+from simfbo.core.problem import BilevelProblem, Loss, Point, PyTree, evaluate
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
-from simfbo.federation import Client
-from simfbo.local_work import LocalWork
-from simfbo.problem import BilevelProblem, Loss, Point, PyTree, evaluate
 
 Scalar = Callable[[PyTree, PyTree], jax.Array]
 

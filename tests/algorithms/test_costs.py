@@ -24,8 +24,8 @@ from simfbo import (
     shrofbo,
     simfbo,
 )
+from simfbo.core.sampling import without_replacement
 from simfbo.datasets import ImageData
-from simfbo.sampling import without_replacement
 from simfbo.tasks import hyper_representation
 
 STEPS = Steps(y=0.1, v=0.1, x=0.1)
@@ -95,7 +95,7 @@ def test_rounds_and_bytes(mnist_like, single_precision, name):
 
 @pytest.mark.parametrize("first", range(K))
 def test_aggitd(mnist_like, single_precision, monkeypatch, first):
-    module = importlib.import_module("simfbo.algorithms.aggitd")
+    module = importlib.import_module("simfbo.algorithms._aggitd")
     monkeypatch.setattr(module, "draw_terms", lambda key, count: first)
     total = ledger(mnist_like, aggitd(mnist_like.problem, STEPS, K)).total
     two_gradients, gradient_and_product = ((1, 1), (0, 2)), ((1, 2), (0, 2))
@@ -108,7 +108,7 @@ def test_aggitd(mnist_like, single_precision, monkeypatch, first):
 
 @pytest.mark.parametrize("hops", range(N))
 def test_fedmbo(mnist_like, single_precision, monkeypatch, hops):
-    module = importlib.import_module("simfbo.algorithms.fedmbo")
+    module = importlib.import_module("simfbo.algorithms._fedmbo")
     monkeypatch.setattr(module, "draw_terms", lambda key, count: hops)
     total = ledger(mnist_like, fedmbo(mnist_like.problem, STEPS, K, N)).total
     down, up = floats([*K * [GRADIENT], GRADIENT, *hops * [PRODUCT], HYPERGRADIENT])

@@ -6,10 +6,10 @@ import optax
 import pytest
 
 from simfbo import SimulatedFederation, run
-from simfbo.algorithms.fedavg import fedavg
-from simfbo.federation import Ledger
-from simfbo.local_work import constant, fixed, proximal
-from simfbo.sampling import without_replacement
+from simfbo.algorithms._fedavg import fedavg
+from simfbo.core.federation import Ledger
+from simfbo.core.local_work import constant, fixed, proximal
+from simfbo.core.sampling import without_replacement
 from simfbo.tasks import random_quadratic
 
 P, TAUS = np.array([0.1, 0.2, 0.3, 0.4]), [1, 2, 3, 5]

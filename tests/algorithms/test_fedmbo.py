@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from simfbo import SimulatedFederation, Steps, fedmbo
-from simfbo.problem import Point
-from simfbo.sampling import Cohort, with_replacement
+from simfbo.core.problem import Point
+from simfbo.core.sampling import Cohort, with_replacement
 from simfbo.tasks import random_quadratic
 
 Q = random_quadratic(5, 3, 4, seed=1)
@@ -18,7 +18,7 @@ STEPS = Steps(y=0.2, v=0.15, x=0.1)
 RNG = np.random.default_rng(0)
 START = Point(RNG.normal(size=3), RNG.normal(size=4), RNG.normal(size=4))
 KEY = jax.random.key(3)
-FEDMBO = importlib.import_module("simfbo.algorithms.fedmbo")
+FEDMBO = importlib.import_module("simfbo.algorithms._fedmbo")
 
 
 def hypergradient_of_the_truncated_series(x, y, step, terms):

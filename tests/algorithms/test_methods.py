@@ -14,11 +14,11 @@ import pytest
 
 from simfbo import SimulatedFederation, Steps, checks
 from simfbo.algorithms import aggitd, fedbio, fedmbo, fednest, lfednest, memfbo
-from simfbo.algorithms.memfbo import penalised_directions
+from simfbo.algorithms._memfbo import penalised_directions
+from simfbo.core.local_work import constant, fixed, momentum
+from simfbo.core.problem import Point
+from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError
-from simfbo.local_work import constant, fixed, momentum
-from simfbo.problem import Point
-from simfbo.sampling import Cohort
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]
@@ -31,7 +31,7 @@ RNG = np.random.default_rng(0)
 START = Point(RNG.normal(size=3), RNG.normal(size=4), RNG.normal(size=4))
 KEY = jax.random.key(3)
 FEDNEST, AGGITD = (
-    importlib.import_module(f"simfbo.algorithms.{name}") for name in ("fednest", "aggitd")
+    importlib.import_module(f"simfbo.algorithms._{name}") for name in ("fednest", "aggitd")
 )
 
 

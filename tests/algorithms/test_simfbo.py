@@ -9,13 +9,21 @@ import optax
 import pytest
 
 from simfbo import Server, SimulatedFederation, Steps, run, shrofbo, simfbo
-from simfbo.algorithms.simfbo import drawn_directions, local_steps, project
+from simfbo.algorithms._simfbo import drawn_directions, local_steps, project
+from simfbo.core.federation import Client
+from simfbo.core.local_work import (
+    LocalWork,
+    coefficients,
+    constant,
+    effective,
+    fixed,
+    momentum,
+    uniform,
+)
+from simfbo.core.problem import Point
+from simfbo.core.sampling import with_replacement, without_replacement
 from simfbo.diagnostics import effective_weights
 from simfbo.errors import UserError
-from simfbo.federation import Client
-from simfbo.local_work import LocalWork, coefficients, constant, effective, fixed, momentum, uniform
-from simfbo.problem import Point
-from simfbo.sampling import with_replacement, without_replacement
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]

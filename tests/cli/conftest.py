@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from simfbo import commands
-from simfbo.cli import main
+from simfbo.cli.main import commands, main
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simfbo import config
+from simfbo.config import run as config
 from simfbo.errors import UserError
 
 TINY = (

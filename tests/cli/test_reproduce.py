@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simfbo.history import History
-from simfbo.reproduction import experiment
+from simfbo.experiments import experiment
+from simfbo.runs.history import History
 
 SMALL = """
 title = "Small"
@@ -168,7 +168,7 @@ def test_interrupted(simfbo, monkeypatch):
     def stop(*ignored):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simfbo.reproduction.runs.sweep", stop)
+    monkeypatch.setattr("simfbo.experiments.results.sweep", stop)
     code, _, err = simfbo("reproduce", "mnist-iid", "--quick", "--quiet")
     assert (code, err) == (
         130, "simfbo: interrupted; to go on: simfbo reproduce --resume runs/reproduce-quick.\n"
@@ -177,7 +177,7 @@ def test_interrupted(simfbo, monkeypatch):
     asked = {"study": "reproduce", "names": ["mnist-iid"], "quick": True, "tune": False}
     assert json.loads(file.read_text()) == asked
     # What was begun is not forgotten when another experiment is begun beside it.
-    monkeypatch.setattr("simfbo.reproduction.theory.compute", stop)
+    monkeypatch.setattr("simfbo.experiments.theory.compute", stop)
     assert simfbo("reproduce", "speedup", "--quick", "--quiet")[0] == 130
     assert json.loads(file.read_text()) == {**asked, "names": ["mnist-iid", "speedup"]}
     for wrong in (5, [3], [], ["all"]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simfbo.history import History
+from simfbo.runs.history import History
 
 RUN = ("run", "quadratic", "--set", "task.clients=3", "--rounds", "3", "--every", "1", "--quiet")
 

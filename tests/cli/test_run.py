@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simfbo import commands, datasets
-from simfbo.cli import main
+from simfbo import datasets
+from simfbo.cli.main import commands, main
 from simfbo.errors import UserError
-from simfbo.history import History
-from simfbo.storage import load_variables
+from simfbo.runs.history import History
+from simfbo.runs.variables import load_variables
 
 FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
@@ -181,7 +181,7 @@ def test_a_real_ctrl_c(tmp_path):
     # The handler is set explicitly, since background shells hand down an ignored SIGINT.
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from simfbo.cli import main; sys.exit(main())"
+        "from simfbo.cli.main import main; sys.exit(main())"
     )
     arguments = ("run", "quadratic", "--rounds", "9999999", "--every", "50", "--output", "it",
                  "--quiet", "--set", "task.clients=2")  # fmt: skip
@@ -377,7 +377,7 @@ def test_a_flag_that_is_none(simfbo, arguments, sentence):
 def test_help_is_light(tmp_path):
     script = (
         "import contextlib, io, sys\n"
-        "from simfbo.cli import main\n"
+        "from simfbo.cli.main import main\n"
         "for command in ([], ['run'], ['cost'], ['check'], ['data'], ['report']):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout("
         "io.StringIO()) as o:\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simfbo.config import load
-from simfbo.history import History
+from simfbo.config.run import load
+from simfbo.runs.history import History
 
 COMPARE = ("compare", "quadratic", "--clients", "3", "--cohort", "3", "--rounds", "4")
 
@@ -167,7 +167,7 @@ def endless(tmp_path):
     """Return a comparison without end in a process group of its own, and its history's file."""
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from simfbo.cli import main; sys.exit(main())"
+        "from simfbo.cli.main import main; sys.exit(main())"
     )
     arguments = ("compare", "quadratic", "--methods", "simfbo", "--seeds", "0", "--rounds",
                  "9999999", "--every", "50", "--output", "it", "--clients", "2",

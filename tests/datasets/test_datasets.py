@@ -18,8 +18,9 @@ import pytest
 from PIL import Image
 
 from simfbo import datasets
-from simfbo.datasets import cache, clients, formats
-from simfbo.datasets.sources import DATASETS
+from simfbo.datasets import cache, formats
+from simfbo.datasets import package_clients as clients
+from simfbo.datasets.registry import DATASETS
 from simfbo.errors import UserError
 
 IDX = tuple(DATASETS["mnist"].files)

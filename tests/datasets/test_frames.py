@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simfbo.datasets import frames
+from simfbo.datasets import pickled_frames as frames
 from simfbo.errors import UserError
 
 EXPECTED = b"""\

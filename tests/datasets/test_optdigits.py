@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from simfbo import datasets
-from simfbo.datasets import clients
-from simfbo.datasets.sources import DATASETS
+from simfbo.datasets import package_clients as clients
+from simfbo.datasets.registry import DATASETS
 from simfbo.errors import UserError
 
 

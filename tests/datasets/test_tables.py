@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from simfbo import datasets
-from simfbo.datasets import clients, tables
-from simfbo.datasets.table_sources import TABLE_SETS
+from simfbo.datasets import package_clients as clients
+from simfbo.datasets import tables
+from simfbo.datasets.table_registry import TABLE_SETS
 from simfbo.errors import UserError
 
 SMALL = b"""\

@@ -15,8 +15,9 @@ from simfbo import (
     Steps,
     UserError,
 )
-from simfbo.estimators import compiled, scaling
-from simfbo.estimators.inputs import InputError
+from simfbo.estimators import _reuse as compiled
+from simfbo.estimators import _scaling as scaling
+from simfbo.estimators._validation import InputError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))

@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from simfbo import FairClassifier, FairRegressor, LongTailClassifier, NoisyLabelClassifier, Steps
-from simfbo.tasks.long_tail import long_tailed
+from simfbo.tasks._long_tail import long_tailed
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from flwr.app.error import Error
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from simfbo.deployment import Deployment
-from simfbo.engines.flower import client_app
+from simfbo.flower.app import client_app
+from simfbo.flower.deployment import Deployment
 
 
 def copied(message: Message) -> Message:
@@ -109,7 +109,7 @@ def deployed(task, algorithm, **options) -> Deployment:
 @pytest.fixture
 def flower(monkeypatch):
     """Return what the tests here share."""
-    monkeypatch.setattr("simfbo.engines.flower.keep_compilations", lambda: None)
+    monkeypatch.setattr("simfbo.flower.app.keep_compilations", lambda: None)
     return SimpleNamespace(
         Grid=MemoryGrid, parts=parts, deployed=deployed, samples_of=samples_of, copied=copied
     )

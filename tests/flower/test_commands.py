@@ -20,10 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import simfbo
-from simfbo import UserError, cli
-from simfbo.deploy import certificates, command, fast, layout, training
-from simfbo.deploy.layout import Layout, Setup
-from simfbo.deployment import clients_of
+from simfbo import UserError
+from simfbo.cli.main import main as cli
+from simfbo.flower.deployment import clients_of
+from simfbo.flower.ops import certificates, training
+from simfbo.flower.ops import control as command
+from simfbo.flower.ops import fast_nodes as fast
+from simfbo.flower.ops import folder as layout
+from simfbo.flower.ops.folder import Layout, Setup
 
 
 def setup(**changes):
@@ -113,7 +117,7 @@ def test_processes_use_tls_node_keys_and_a_secret(tmp_path):
     assert str(tmp_path / "keys" / "node-2") in found["node-2"]
     assert "partition-id=1 num-partitions=2" in found["node-2"]
     assert all("--superexec-auth-secret-file" in words for words in found.values())
-    assert found["node-1"][1:4] == ["-m", "simfbo.deploy.fast", "supernode"]
+    assert found["node-1"][1:4] == ["-m", "simfbo.flower.ops.fast_nodes", "supernode"]
     stock = dict(layout.processes(Layout(tmp_path), setup(stock=True, insecure=True)))
     assert stock["node-1"][0] == "flower-supernode"
     assert "--insecure" in stock["superlink"]
@@ -127,7 +131,7 @@ def test_two_files_import_flower_and_simulation_does_not():
     found = {str(f.relative_to(source)) for f in source.rglob("*.py")
              if importing.search(f.read_text())}  # fmt: skip
     assert found == {"engines/flower.py", "deploy/fast.py"}
-    code = "import sys, simfbo.cli, simfbo.deployment, simfbo.build; print('flwr' in sys.modules)"
+    code = "import sys, simfbo.cli.main, simfbo.flower.deployment, simfbo.config.build; print('flwr' in sys.modules)"
     words = [sys.executable, "-c", code]
     assert subprocess.run(words, capture_output=True, text=True).stdout == "False\n"
 

@@ -15,16 +15,14 @@ from simfbo import (
     Steps,
     algorithms,
     datasets,
-    local_work,
     median,
-    partition,
     run,
-    sampling,
 )
-from simfbo.automatic import automatic
-from simfbo.deployment import simulate
-from simfbo.engines.flower import FlowerFederation, client_app
-from simfbo.engines.packing import pack, unpack
+from simfbo.algorithms._auto_steps import automatic
+from simfbo.core import local_work, partition, sampling
+from simfbo.flower.app import FlowerFederation, client_app
+from simfbo.flower.deployment import simulate
+from simfbo.flower.wire import pack, unpack
 from simfbo.tasks import hyper_representation, quadratic
 from simfbo.tasks.models import mlp
 

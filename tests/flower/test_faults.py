@@ -8,18 +8,11 @@ import pytest
 from flwr.app import Message
 from flwr.app.error import Error
 
-from simfbo import (
-    DebugFederation,
-    Gate,
-    Steps,
-    UserError,
-    algorithms,
-    run,
-)
-from simfbo.engines import distributed
-from simfbo.engines import flower as adapter
-from simfbo.engines.flower import FlowerFederation, serve
-from simfbo.engines.node import Package
+from simfbo import DebugFederation, Gate, Steps, UserError, algorithms, run
+from simfbo.flower import app as adapter
+from simfbo.flower import federation as distributed
+from simfbo.flower.app import FlowerFederation, serve
+from simfbo.flower.node import Package
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)

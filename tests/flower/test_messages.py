@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Channels, Privacy, Steps, UserError, algorithms, private, run, sampling
-from simfbo.engines import flower as adapter
-from simfbo.engines.flower import FlowerFederation
-from simfbo.problem import Point
-from simfbo.sampling import Cohort
+from simfbo import Channels, Privacy, Steps, UserError, algorithms, private, run
+from simfbo.core import sampling
+from simfbo.core.problem import Point
+from simfbo.core.sampling import Cohort
+from simfbo.flower import app as adapter
+from simfbo.flower.app import FlowerFederation
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)

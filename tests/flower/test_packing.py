@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from simfbo import UserError
-from simfbo.engines.packing import BadPackage, decode, encode, pack, unpack
-from simfbo.federation import Dealt
-from simfbo.problem import Point
+from simfbo.core.federation import Dealt
+from simfbo.core.problem import Point
+from simfbo.flower.wire import BadPackage, decode, encode, pack, unpack
 
 KNOWN = {"x": {"w": 0.0, "b": (0.0, 0.0)}, "y": 0.0}
 

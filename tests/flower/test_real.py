@@ -28,7 +28,7 @@ def fails_once(context):
 
 
 def flower(folder, *words, seconds):
-    command = [sys.executable, "-m", "simfbo.cli", "flower", words[0], "--folder", folder]
+    command = [sys.executable, "-m", "simfbo.cli.main", "flower", words[0], "--folder", folder]
     return subprocess.run(
         [*map(str, command), *map(str, words[1:])],
         cwd=folder.parent,
@@ -77,7 +77,17 @@ def test_a_federation_from_up_to_down_with_a_client_that_fails(tmp_path):
         assert "2 nodes here, TLS and node keys on" in up.stdout
         flags = ["--set", "rounds=3", "--set", "cohort=10", "--output", tmp_path / "run"]
         job = subprocess.Popen(
-            [sys.executable, "-m", "simfbo.cli", "flower", "run", "--folder", folder, app, *flags],
+            [
+                sys.executable,
+                "-m",
+                "simfbo.cli.main",
+                "flower",
+                "run",
+                "--folder",
+                folder,
+                app,
+                *flags,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

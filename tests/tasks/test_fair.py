@@ -6,10 +6,10 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
-from simfbo.data import federate
+from simfbo.core.data import federate
+from simfbo.core.problem import Point
 from simfbo.diagnostics import hypergradient
-from simfbo.problem import Point
-from simfbo.tasks.fair import Watched, fair, group_means, problem, weights
+from simfbo.tasks._fair import Watched, fair, group_means, problem, weights
 from simfbo.tasks.models import Linear
 from simfbo.tasks.samples import standardised
 

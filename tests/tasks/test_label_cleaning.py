@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from simfbo.data import federate
+from simfbo.core.data import federate
+from simfbo.core.problem import Point
 from simfbo.diagnostics import hypergradient
 from simfbo.errors import UserError
-from simfbo.problem import Point
-from simfbo.tasks.label_cleaning import (
+from simfbo.tasks._label_cleaning import (
     Network,
     Reference,
     corrupted,

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo.data import federate
+from simfbo.core.data import federate
+from simfbo.core.problem import Point
 from simfbo.errors import UserError
-from simfbo.problem import Point
 from simfbo.tasks import linear
 from simfbo.tasks.models import Linear
 

@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo.data import federate
+from simfbo.core.data import federate
+from simfbo.core.problem import Point
 from simfbo.diagnostics import hypergradient
 from simfbo.errors import UserError
-from simfbo.problem import Point
 from simfbo.tasks import linear
-from simfbo.tasks.long_tail import Adjustment, by_class, long_tail, long_tailed, problem
+from simfbo.tasks._long_tail import Adjustment, by_class, long_tail, long_tailed, problem
 from simfbo.tasks.models import Linear
 from simfbo.tasks.samples import standardised
 

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo.data import federate
+from simfbo.core.data import federate
+from simfbo.core.problem import Point
 from simfbo.diagnostics import hypergradient, pooled
-from simfbo.problem import Point
+from simfbo.tasks._regularisation import problem, regularisation, scaled, strengths
 from simfbo.tasks.models import Linear
-from simfbo.tasks.regularisation import problem, regularisation, scaled, strengths
 from simfbo.tasks.samples import standardised, synthetic
 
 ROWS, D, FOLDS, FLOOR, PRICE = 12, 3, 3, 0.05, 0.02

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from simfbo import SimulatedFederation, Steps, datasets, run, simfbo
-from simfbo.partition import iid
-from simfbo.sampling import without_replacement
+from simfbo.core.partition import iid
+from simfbo.core.sampling import without_replacement
 from simfbo.tasks import hyper_representation, quadratic, random_quadratic
-from simfbo.tasks.hyper_representation import moments
+from simfbo.tasks._hyper_representation import moments
 from simfbo.tasks.models import cnn, mlp, standardise
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo import BilevelProblem, Deployment, Gate, Steps, algorithms, local_work, sampling
+from simfbo import BilevelProblem, Deployment, Gate, Steps, algorithms
+from simfbo.core import local_work, sampling
 
 PIXELS, HIDDEN, CLIENTS = 784, 200, 6
 TAUS = (1, 4, 2, 3, 1, 2)

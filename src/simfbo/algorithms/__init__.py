@@ -1,14 +1,14 @@
 """Algorithms, one paper per file."""
 
-from simfbo.algorithms.aggitd import aggitd
-from simfbo.algorithms.fedavg import fedavg
-from simfbo.algorithms.fedbio import fedbio
-from simfbo.algorithms.fedmbo import fedmbo
-from simfbo.algorithms.fednest import fednest
-from simfbo.algorithms.lfednest import lfednest
-from simfbo.algorithms.memfbo import memfbo
-from simfbo.algorithms.shrofbo import shrofbo
-from simfbo.algorithms.simfbo import Server, Steps, simfbo
+from simfbo.algorithms._aggitd import aggitd
+from simfbo.algorithms._fedavg import fedavg
+from simfbo.algorithms._fedbio import fedbio
+from simfbo.algorithms._fedmbo import fedmbo
+from simfbo.algorithms._fednest import fednest
+from simfbo.algorithms._lfednest import lfednest
+from simfbo.algorithms._memfbo import memfbo
+from simfbo.algorithms._shrofbo import shrofbo
+from simfbo.algorithms._simfbo import Server, Steps, simfbo
 
 __all__ = [
     "Server",

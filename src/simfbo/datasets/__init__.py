@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simfbo.datasets import cache, digits
-from simfbo.datasets.sources import DATASETS, Dataset
-from simfbo.datasets.table_sources import TABLE_SETS
+from simfbo.datasets.registry import DATASETS, Dataset
+from simfbo.datasets.table_registry import TABLE_SETS
 from simfbo.datasets.tables import TableData
 from simfbo.errors import UserError
 

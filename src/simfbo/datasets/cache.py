@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simfbo.datasets import clients
-from simfbo.datasets.sources import Dataset
+from simfbo.datasets import package_clients as clients
+from simfbo.datasets.registry import Dataset
 from simfbo.errors import UserError
 
 

@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from simfbo.federation import (
+from simfbo.core.federation import (
     Algorithm,
     ClientWork,
     Engine,
@@ -13,9 +13,9 @@ from simfbo.federation import (
     Ledger,
     sums_of_nothing,
 )
-from simfbo.local_work import Coefs
-from simfbo.problem import PyTree
-from simfbo.sampling import Cohort
+from simfbo.core.local_work import Coefs
+from simfbo.core.problem import PyTree
+from simfbo.core.sampling import Cohort
 
 
 @final

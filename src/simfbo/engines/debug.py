@@ -10,8 +10,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from simfbo.errors import ClientError, UserError
-from simfbo.federation import (
+from simfbo.core.federation import (
     Client,
     ClientWork,
     Engine,
@@ -21,10 +20,11 @@ from simfbo.federation import (
     part_for,
     sums_of,
 )
-from simfbo.gate import Reply, admit, as_arrays, occurrences
-from simfbo.local_work import Coefs
-from simfbo.problem import PyTree
-from simfbo.sampling import Cohort
+from simfbo.core.gate import Reply, admit, as_arrays, occurrences
+from simfbo.core.local_work import Coefs
+from simfbo.core.problem import PyTree
+from simfbo.core.sampling import Cohort
+from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]
 

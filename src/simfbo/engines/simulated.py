@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo import trees
-from simfbo.data import ClientData
-from simfbo.federation import (
+from simfbo.core import trees
+from simfbo.core.data import ClientData
+from simfbo.core.federation import (
     Client,
     ClientWork,
     Engine,
@@ -28,7 +28,7 @@ from simfbo.federation import (
     signature,
     sums_of_nothing,
 )
-from simfbo.gate import (
+from simfbo.core.gate import (
     AT_THE_LIMIT,
     NO_REPLY,
     Asked,
@@ -40,9 +40,9 @@ from simfbo.gate import (
     too_large,
     within,
 )
-from simfbo.local_work import Coefs
-from simfbo.problem import PyTree
-from simfbo.sampling import Cohort
+from simfbo.core.local_work import Coefs
+from simfbo.core.problem import PyTree
+from simfbo.core.sampling import Cohort
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 
@@ -53,7 +53,7 @@ class SimulatedFederation(Engine):
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> from simfbo.sampling import without_replacement
+        >>> from simfbo.core.sampling import without_replacement
         >>> federation = SimulatedFederation(quadratic().data, without_replacement(2))
     """
 

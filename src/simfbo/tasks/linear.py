@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo import trees
-from simfbo.data import FederatedData, federate
+from simfbo.core import trees
+from simfbo.core.data import FederatedData, federate
+from simfbo.core.partition import Rows
+from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.diagnostics import pooled
 from simfbo.errors import UserError
-from simfbo.partition import Rows
-from simfbo.problem import BilevelProblem, PyTree
 from simfbo.tasks.models import Linear
 
 # (x, model, the batch without its folds) -> the loss of every row

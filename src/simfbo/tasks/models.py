@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.layers import conv2d, max_pool
-from simfbo.problem import PyTree
+from simfbo.core.problem import PyTree
+from simfbo.tasks.layers import conv2d, max_pool
 
 
 class Linear(NamedTuple):

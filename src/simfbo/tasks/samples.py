@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simfbo.core.partition import Rows, by_user
 from simfbo.datasets import ImageData, TableData
 from simfbo.errors import UserError
-from simfbo.partition import Rows, by_user
 
 _SYNTHETIC, _HELD_OUT = 10, 11  # purposes of a seed
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from simfbo.data import FederatedData
-from simfbo.problem import BilevelProblem, PyTree
+from simfbo.core.data import FederatedData
+from simfbo.core.problem import BilevelProblem, PyTree
 
 Metrics = Callable[[Any], dict[str, float]]
 

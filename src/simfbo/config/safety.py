@@ -1,0 +1,45 @@
+"""The settings of what protects a run: the gate, the aggregators and privacy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from simfbo.config.algorithms import Absent, Positive, Strict
+
+AggregatorName = Literal["mean", "median", "trimmed-mean", "clipped-mean"]
+
+
+class GateConfig(Strict):
+    """What a reply must be like, how few may be left, and when a run counts as diverged."""
+
+    max_norm: Annotated[Positive | None, Absent] = None
+    min_replies: PositiveInt = 1
+    explosion: Positive = 1e6
+    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class AggregationConfig(Strict):
+    """How messages are combined, by channel; `clip` left out is the cohort's median norm."""
+
+    x: AggregatorName = "mean"
+    y: AggregatorName = "mean"
+    v: AggregatorName = "mean"
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    clip: Annotated[Positive | None, Absent] = None
+
+
+class ChannelsConfig(Strict):
+    """A number for each channel."""
+
+    x: Positive = 1.0
+    y: Positive = 1.0
+    v: Positive = 1.0
+
+
+class PrivacyConfig(Strict):
+    """Clipping norms and noise multipliers by channel, and who adds the noise."""
+
+    clip: ChannelsConfig = ChannelsConfig()
+    noise: ChannelsConfig = ChannelsConfig()
+    where: Literal["server", "client"] = "server"
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5

@@ -1,0 +1,250 @@
+"""Clients' data: held once, dealt to clients by row numbers, drawn by key.
+
+All clients' samples live in one pytree of arrays. A client is a range of row numbers into it, so
+ten thousand clients cost ten thousand pairs of integers, and lower and upper parts may point into
+the same arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.problem import PyTree, Weighted
+from simfbo.errors import UserError
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["samples", "rows", "start", "count"],
+    meta_fields=["batch_size", "largest", "equal"],
+)
+@dataclass(frozen=True)
+class Split:
+    """One part (lower or upper) of every client's data.
+
+    Attributes:
+        samples: pytree of arrays, sample after sample along the first axis.
+        rows: the clients' row numbers into `samples`, client after client.
+        start: where each client's rows begin.
+        count: how many each client has.
+        batch_size: samples in a minibatch; None for full batches.
+        largest: the largest count.
+        equal: whether all counts are the same.
+    """
+
+    samples: PyTree
+    rows: jax.Array
+    start: jax.Array
+    count: jax.Array
+    batch_size: int | None
+    largest: int
+    equal: bool
+
+    def batch(self, client: Any, key: jax.Array) -> PyTree:
+        """Return a batch of this client's samples: drawn with replacement by `key`, or all."""
+        if self.batch_size is None:
+            return self.full(client)
+        count = self.count[client]
+        picks = jax.random.randint(key, (self.batch_size,), 0, count, count.dtype)
+        return self._take(self.start[client] + picks)
+
+    def full(self, client: Any) -> PyTree:
+        """Return all of this client's samples, as a `Weighted` batch where counts are unequal."""
+        slots = jnp.arange(self.largest, dtype=self.count.dtype)
+        if self.equal:
+            return self._take(self.start[client] + slots)
+        count = self.count[client]
+        weights = jnp.where(slots < count, 1 / count.astype(float), 0.0)
+        return Weighted(self._take(self.start[client] + jnp.minimum(slots, count - 1)), weights)
+
+    def _take(self, places: jax.Array) -> PyTree:
+        rows = self.rows[places]
+        return jax.tree.map(lambda a: a[rows], self.samples)
+
+
+class ClientData(NamedTuple):
+    """One client's view of the data: what its work may draw from."""
+
+    lower: Split
+    upper: Split
+    client: Any
+
+    def lower_batch(self, key: jax.Array) -> PyTree:
+        """Return a batch of the client's lower data."""
+        return self.lower.batch(self.client, key)
+
+    def upper_batch(self, key: jax.Array) -> PyTree:
+        """Return a batch of the client's upper data."""
+        return self.upper.batch(self.client, key)
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """The data of n clients and their weights p_i.
+
+    Make one with `federate` (one data set and a partition) or `from_clients` (a list of clients).
+
+    Attributes:
+        lower: the lower parts.
+        upper: the upper parts.
+        p: the clients' weights.
+        n: how many clients.
+        ids: the clients' numbers in the whole federation, where these are only some of its clients;
+            their random draws go by these numbers.
+    """
+
+    lower: Split
+    upper: Split
+    p: np.ndarray
+    n: int
+    ids: np.ndarray
+
+    def client(self, i: Any) -> ClientData:
+        """Return client i's data."""
+        return ClientData(self.lower, self.upper, i)
+
+
+def federate(
+    samples: PyTree,
+    lower: Sequence[np.ndarray],
+    upper: Sequence[np.ndarray],
+    *,
+    batch_size: int | None = None,
+    p: Sequence[float] | None = None,
+) -> FederatedData:
+    """Return the data of the clients whose samples are the given rows of one data set.
+
+    Args:
+        samples: pytree of arrays; the first axis counts samples.
+        lower: row numbers of each client's lower (training) samples.
+        upper: row numbers of each client's upper (validation) samples.
+        batch_size: samples in a minibatch of either part, drawn with replacement; None for full
+            batches.
+        p: the clients' weights, normalised to sum to one; by default each client weighs by its
+            number of samples.
+
+    Returns:
+        The federated data, holding `samples` once.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = [np.array([0, 1]), np.array([2, 3])]
+        >>> federate(np.arange(4.0), lower=rows, upper=rows).n
+        2
+    """
+    samples = jax.tree.map(jnp.asarray, samples)
+    length = _length(samples)
+    for rows in (*lower, *upper):
+        if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < length:
+            raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
+    return _assemble(samples, lower, samples, upper, batch_size, p)
+
+
+def from_clients(
+    lower: Sequence[PyTree],
+    upper: Sequence[PyTree],
+    *,
+    batch_size: int | None = None,
+    p: Sequence[float] | None = None,
+    ids: Sequence[int] | None = None,
+) -> FederatedData:
+    """Return the data of clients given one by one, each a pytree of arrays of its own length.
+
+    Args:
+        lower: each client's lower samples.
+        upper: each client's upper samples.
+        batch_size: as in `federate`.
+        p: as in `federate`.
+        ids: the clients' numbers, where these are some of a federation's; 0, 1, ... by default.
+
+    Returns:
+        The federated data.
+
+    Example:
+        >>> import numpy as np
+        >>> parts = [np.ones((3, 2)), np.ones((5, 2))]
+        >>> from_clients(lower=parts, upper=parts).p.tolist()
+        [0.375, 0.625]
+    """
+    if not len(lower) or not len(upper):
+        raise UserError("Give at least one client's lower and upper samples.")
+    (lower_all, lower_rows), (upper_all, upper_rows) = _concatenate(lower), _concatenate(upper)
+    return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p, ids)
+
+
+def _assemble(
+    lower_samples: PyTree,
+    lower: Sequence[np.ndarray],
+    upper_samples: PyTree,
+    upper: Sequence[np.ndarray],
+    batch_size: int | None,
+    p: Sequence[float] | None,
+    ids: Sequence[int] | None = None,
+) -> FederatedData:
+    """Return the two parts together, with weights."""
+    if len(lower) != len(upper) or not len(lower):
+        raise UserError(
+            f"Give lower and upper parts for the same clients: got {len(lower)} and {len(upper)}."
+        )
+    sizes = [len(a) + len(b) for a, b in zip(lower, upper, strict=True)]
+    return FederatedData(
+        lower=_split(lower_samples, lower, batch_size, "lower"),
+        upper=_split(upper_samples, upper, batch_size, "upper"),
+        p=checked_weights(sizes if p is None else p, len(lower)),
+        n=len(lower),
+        ids=np.asarray(range(len(lower)) if ids is None else ids, np.int32),
+    )
+
+
+def _split(
+    samples: PyTree, parts: Sequence[np.ndarray], batch_size: int | None, name: str
+) -> Split:
+    """Return a `Split` of the given rows, after a check that nobody is empty-handed."""
+    count = np.array([len(part) for part in parts], np.int32)
+    if (count == 0).any():
+        empty = int(np.argmin(count))
+        raise UserError(
+            f"Client {empty} has no {name} samples: use fewer clients or another partition."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    return Split(
+        samples=samples,
+        rows=jnp.asarray(np.concatenate(parts), jnp.int32),
+        start=jnp.asarray(np.cumsum(count) - count, jnp.int32),
+        count=jnp.asarray(count),
+        batch_size=batch_size,
+        largest=int(count.max()),
+        equal=bool((count == count[0]).all()),
+    )
+
+
+def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:
+    """Return all clients' samples in one pytree and each client's rows."""
+    samples = jax.tree.map(lambda *arrays: jnp.asarray(np.concatenate(arrays)), *parts)
+    sizes = [_length(part) for part in parts]
+    ends = np.cumsum(sizes)
+    return samples, [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _length(samples: PyTree) -> int:
+    """Return how many samples a pytree of arrays holds, after a check that all leaves agree."""
+    lengths = {len(leaf) for leaf in jax.tree.leaves(samples)}
+    if len(lengths) != 1:
+        raise UserError(
+            f"All arrays of a client must hold one number of samples, got {sorted(lengths)}."
+        )
+    return lengths.pop()
+
+
+def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
+    """Return p as positive numbers that sum to one."""
+    array = np.asarray(p, float)
+    if n < 1 or array.shape != (n,) or not (array > 0).all() or not np.isfinite(array).all():
+        raise UserError(f"The weights p must be {n} positive numbers, one per client.")
+    return array / array.sum()

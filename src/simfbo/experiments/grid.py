@@ -1,0 +1,71 @@
+"""Small computations, one per cell of a grid, kept as JSON lines and not done twice."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from simfbo.errors import UserError
+from simfbo.runs.checkpoint import put
+from simfbo.runs.history import make_folder, plain
+
+Cell = dict[str, Any]
+
+
+def compute(
+    cells: Sequence[Cell],
+    function: Callable[[Cell], dict[str, float]],
+    file: Path,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Cell]:
+    """Return every cell with what the function found for it.
+
+    Each result is written as soon as it is there, so that an interrupted computation goes on where
+    it stopped.
+
+    Args:
+        cells: what sets each apart, as JSON would give it back.
+        function: returns a cell's results.
+        file: JSON lines, one per cell.
+        on_progress: called with the cells done and the cells in all.
+    """
+    make_folder(file.parent)
+    done = kept(cells, file)
+    for i, cell in enumerate(cells):
+        if i not in done:
+            done[i] = cell | function(cell)
+            lines = (json.dumps(plain(done[j])) + "\n" for j in sorted(done))
+            put(file, "".join(lines).encode())
+            if on_progress is not None:
+                on_progress(len(done), len(cells))
+    return [done[i] for i in range(len(cells))]
+
+
+def kept(cells: Sequence[Cell], file: Path) -> dict[int, Cell]:
+    """Return the cells that a file holds, by place; raise where it holds those of other settings.
+
+    A line that is not whole is left out.
+    """
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    done = {}
+    for line in filter(None, map(_parse, text.splitlines())):
+        places = [i for i, cell in enumerate(cells) if _extends(line, cell)]
+        if not places:
+            raise UserError(
+                f"{file} holds results of other settings: choose another output folder."
+            )
+        done[places[0]] = line
+    return done
+
+
+def _extends(line: Cell, cell: Cell) -> bool:
+    """Return whether a line is a cell's, with results."""
+    return line.items() > cell.items()
+
+
+def _parse(line: str) -> Cell | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

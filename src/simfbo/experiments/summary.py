@@ -1,0 +1,56 @@
+"""One table over experiments, in the form of the paper's: method x data x final accuracy."""
+
+from pathlib import Path
+
+from simfbo.experiments import tables
+from simfbo.experiments.experiment import Experiment, Part, load, parts
+from simfbo.experiments.results import loaded, place
+from simfbo.studies.comparison import markdown, to_target
+
+# What a column shows: an experiment and one of its parts.
+_COLUMNS = {
+    ("mnist-iid", ""): "MNIST iid",
+    ("mnist-noniid", ""): "MNIST non-iid",
+    ("cifar-iid", "halves"): "CIFAR-10, halves",
+    ("cifar-iid", "upper80"): "CIFAR-10, 20/80",
+}
+
+
+def write(folder: Path, quick: bool) -> bool:
+    """Write summary.md from the results in a folder; return whether there was anything to sum up.
+
+    A cell is the test accuracy in per cent ± standard deviation over seeds, in brackets the
+    paper's; to a goal, communication rounds / megabytes / processor seconds.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for (name, wanted), column in _COLUMNS.items():
+        experiment = load(name, quick)
+        for part in parts(experiment):
+            if part.name == wanted:
+                for label, cells in _cells(part, experiment, column, folder / name).items():
+                    rows.setdefault(label, {"method": label}).update(cells)
+    columns = dict.fromkeys(key for row in rows.values() for key in row)
+    table = [{column: row.get(column, "") for column in columns} for row in rows.values()]
+    if table:
+        (folder / "summary.md").write_text(markdown(table) + "\n", encoding="utf-8")
+    return bool(table)
+
+
+def _cells(
+    part: Part, experiment: Experiment, column: str, folder: Path
+) -> dict[str, dict[str, str]]:
+    """Return what one part of an experiment says of each method whose runs are all there."""
+    goal, found = experiment.tree["goal"], {}
+    for key, method in part.methods.items():
+        if not all(place(folder, part, key, seed).exists() for seed in part.seeds):
+            continue
+        histories = loaded(part, key, folder)
+        paper = f" ({100 * method.paper:.4g})" if method.paper is not None else ""
+        found[method.label] = {
+            "rounds an iteration": tables.rounds_an_iteration([h.records[-1] for h in histories]),
+            f"{column}, %": tables.ended(histories, tables.METRIC) + paper,
+            f"{column}, to {100 * goal:g} %: rounds / MB / CPU s": to_target(
+                histories, tables.METRIC, goal
+            ),
+        }
+    return found

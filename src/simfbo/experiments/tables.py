@@ -1,0 +1,157 @@
+"""Tables and figures of an experiment's runs, our figures beside the paper's."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from simfbo.experiments.experiment import Part
+from simfbo.experiments.results import Groups
+from simfbo.runs import report
+from simfbo.runs.history import History
+from simfbo.studies import figures as bands
+from simfbo.studies.comparison import COSTS, firsts, lost, mean_cost, to_target
+
+METRIC = "test_accuracy"
+_FAMILIES = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "fedmbo", "memfbo")
+_STYLES = ("-", "--", "-.", ":")
+
+
+def accuracy(part: Part, groups: Groups, tree: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the table of a part, a row per method, means over seeds.
+
+    Accuracies are per cent ± standard deviation; costs to a target are for the first evaluation
+    at or above it, where all seeds got there.
+    """
+    rows = []
+    for name, method in part.methods.items():
+        histories, costs = groups[name], tree["costs"]
+        last = [history.records[-1] for history in histories]
+        row = {
+            "method": method.label,
+            "rounds an iteration": rounds_an_iteration(last),
+            "test accuracy, %": ended(histories, METRIC),
+            "the paper's": "" if method.paper is None else f"{100 * method.paper:.4g}",
+            "train accuracy, %": ended(histories, "train_accuracy"),
+            "iterations": f"{mean(r['round'] for r in last):,.0f}",
+        }
+        row |= {cost: mean_cost(last, cost) for cost in costs}
+        for target in tree["targets"]:
+            column = f"to {100 * target:g} %: {' / '.join(costs)}"
+            row[column] = to_target(histories, METRIC, target, costs)
+        rows.append(row)
+    return rows
+
+
+def ended(histories: Sequence[History], metric: str) -> str:
+    """Return the mean accuracy at the end, or how many runs did not get there."""
+    return lost(histories) or per_cent([history.records[-1][metric] for history in histories])
+
+
+def rounds_an_iteration(last: Sequence[Mapping[str, Any]]) -> str:
+    """Return the communication rounds of an iteration, as runs' last records tell."""
+    iterations = sum(record["round"] for record in last)
+    rounds = sum(record["communication_rounds"] for record in last)
+    return f"{rounds / iterations:.3g}" if iterations else "–"  # noqa: RUF001
+
+
+def per_cent(shares: Sequence[float]) -> str:
+    """Return mean and standard deviation in per cent.
+
+    Example:
+        >>> per_cent([0.974, 0.976])
+        '97.50 ± 0.14'
+    """
+    spread = f" ± {100 * stdev(shares):.2f}" if len(shares) > 1 else ""
+    return f"{100 * mean(shares):.2f}{spread}"
+
+
+def differences(part: Part, groups: Groups, pairs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return how far two methods are apart at their end, seed by seed, and how surely.
+
+    Both runs of a seed share data, partition, start and local work, so differences are paired: the
+    interval is Student's, p that of the paired t test and of Wilcoxon's signed ranks. A pair of
+    which a run was lost is left out.
+    """
+    return [
+        {
+            "difference at the end": f"{part.methods[a].label} minus {part.methods[b].label}",
+            "of": name,
+            **_paired(scale * (_finals(groups[a], metric) - _finals(groups[b], metric))),
+        }
+        for a, b in pairs
+        for name, metric, scale in _COMPARED
+        if not lost(groups[a]) and not lost(groups[b])
+    ]
+
+
+_COMPARED = (("test accuracy, points", METRIC, 100), ("test loss", "test_loss", 1))
+
+
+def _paired(gaps: np.ndarray) -> dict[str, str]:
+    """Return what differences say; where all are the same, nothing is to be tested."""
+    shown = {"mean": f"{gaps.mean():+.3f}", "seeds": str(len(gaps))}
+    if np.ptp(gaps) == 0:
+        return shown | dict.fromkeys(("95 % interval", "p (t)", "p (signed ranks)"), "")
+    low, high = interval(gaps)
+    return shown | {
+        "95 % interval": f"{low:+.3f} to {high:+.3f}",
+        "p (t)": f"{stats.ttest_1samp(gaps, 0)[1]:.2g}",
+        "p (signed ranks)": f"{stats.wilcoxon(gaps)[1]:.2g}",
+    }
+
+
+def _finals(histories: Sequence[History], metric: str) -> np.ndarray:
+    return np.array([history.records[-1][metric] for history in histories])
+
+
+def ratios(part: Part, groups: Groups, reference: str) -> list[dict[str, str]]:
+    """Return what it takes to reach a method's final accuracy, and how many times less that is.
+
+    The accuracy is the reference's mean over seeds at its end; its cost is that of its whole run.
+    A method of which a seed did not get there is left out.
+    """
+    if lost(groups[reference]):
+        return []
+    target = mean(_finals(groups[reference], METRIC))
+    spent = [history.records[-1] for history in groups[reference]]
+    rows = []
+    for name, method in part.methods.items():
+        reached = firsts(groups[name], METRIC, target)
+        there = [record for record in reached if record and record["round"]]
+        if name == reference or len(there) < len(groups[name]):
+            continue
+        row = {"method": method.label}
+        for cost in ("rounds", "MB", "CPU s"):
+            times = sum(map(COSTS[cost], spent)) / sum(map(COSTS[cost], there))
+            row |= {cost: mean_cost(there, cost), f"times fewer {cost}": f"{times:.2g}"}
+        rows.append(row)
+    return rows
+
+
+def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Return Student's confidence interval of a mean."""
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def draw(part: Part, groups: Groups, tree: Mapping[str, Any]) -> Figure:
+    """Return the figure of a part: test and train accuracy against what they cost.
+
+    A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
+    """
+    found: dict[str, Any] = {}
+    styles = {family: cycle(_STYLES) for family in _FAMILIES}
+    for method in part.methods.values():
+        family = method.config.algorithm.name
+        colour = report.COLOURS[_FAMILIES.index(family)]
+        found[method.label] = bands.Look(colour, next(styles[family]), method.paper)
+    labelled = {method.label: groups[name] for name, method in part.methods.items()}
+    return bands.draw(
+        labelled, METRIC, "train_accuracy", along=tree["costs"], looks=found,
+        limits=tuple(tree["limits"]),
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""The paper's theorems, measured on quadratics whose solution is known.
+
+Theorem 1: with its step sizes, the mean of ||grad Phi||^2 over T rounds falls as
+
+    (n - P)/n * sqrt(tau / (P T)) + 1 / sqrt(P tau T) + 1 / (tau T)
+
+up to constants: where clients are alike, or all take part, P and tau speed up alike. Theorems 1 and
+2: under unequal, fixed tau_i SimFBO ends at the stationary point of Phi~, whose weights are
+w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, and ShroFBO at that of Phi, up to a drift of the order
+of the local steps.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+from simfbo.core.federation import Algorithm
+from simfbo.core.local_work import constant, fixed
+from simfbo.core.sampling import everyone, without_replacement
+from simfbo.engines import SimulatedFederation
+from simfbo.errors import UserError
+from simfbo.experiments.grid import Cell, compute
+from simfbo.experiments.results import Resources
+from simfbo.runs.history import History
+from simfbo.runs.runner import run
+from simfbo.tasks import Task
+from simfbo.tasks._quadratic import random_quadratic
+
+
+def measured(
+    cells: Sequence[Cell],
+    function: Callable[[Cell], dict[str, float]],
+    file: Path,
+    resources: Resources,
+) -> list[Cell]:
+    """Return cells with their results, in double precision; those that a file holds are kept."""
+    with jax.enable_x64(True):
+        return compute(cells, function, file, resources.on_progress)
+
+
+def speedup_cells(tree: Mapping[str, Any]) -> list[Cell]:
+    """Return the grid of `speedup`: heterogeneity x P x tau x seeds."""
+    fixed_settings = {key: tree[key] for key in ("clients", "rounds", "noise", "scale")}
+    return [
+        {**fixed_settings, "heterogeneity": h, "P": P, "tau": tau, "seed": seed}
+        for h in tree["heterogeneities"]
+        for P in tree["cohorts"]
+        for tau in tree["taus"]
+        for seed in tree["seeds"]
+    ]
+
+
+def speedup(cell: Cell) -> dict[str, float]:
+    """Return the mean of ||grad Phi||^2 over the rounds, with Theorem 1's step sizes.
+
+    gamma_x = scale sqrt(P / (tau T)), gamma_y = gamma_v = 2 gamma_x, eta = scale / (tau sqrt T).
+    """
+    shared = {key: value for key, value in cell.items() if key != "seed"}
+    algorithm, federation, task = _speedup_parts(tuple(shared.items()))
+    history = _run(algorithm, federation, task, cell["rounds"], cell["seed"], every=1)
+    return {"mean_grad_norm_squared": float(np.mean(history.column("grad_norm_squared")))}
+
+
+@lru_cache(maxsize=1)  # seeds share a compiled program
+def _speedup_parts(settings: tuple) -> tuple[Algorithm, SimulatedFederation, Task]:
+    """Return the algorithm, federation and task that all seeds of a cell share."""
+    cell = dict(settings)
+    T, P, tau, scale = cell["rounds"], cell["P"], cell["tau"], cell["scale"]
+    gamma, eta = scale * (P / (tau * T)) ** 0.5, scale / (tau * T**0.5)
+    quadratic = random_quadratic(cell["clients"], heterogeneity=cell["heterogeneity"])
+    task = quadratic.task(samples=50, noise=cell["noise"], batch_size=1)
+    server = Server(optax.sgd(2 * gamma), optax.sgd(2 * gamma), optax.sgd(gamma))
+    algorithm = simfbo(task.problem, Steps(y=eta, v=eta, x=eta), server)
+    return algorithm, SimulatedFederation(task.data, without_replacement(P), constant(tau)), task
+
+
+def mismatch_cells(tree: Mapping[str, Any]) -> list[Cell]:
+    """Return the grid of `objective-mismatch`: method x local step x seeds."""
+    return [
+        {"taus": tree["taus"], "rounds": tree["rounds"], "method": name, "eta": eta, "seed": seed}
+        for name in ("simfbo", "shrofbo")
+        for eta in tree["etas"]
+        for seed in tree["seeds"]
+    ]
+
+
+def mismatch(cell: Cell) -> dict[str, float]:
+    """Return how far from the points of Phi and of Phi~ a method ends, and how far those are apart.
+
+    Everyone takes part with all its data, so that nothing is random but the quadratic.
+    """
+    taus, eta = np.array(cell["taus"]), cell["eta"]
+    quadratic = random_quadratic(len(taus), seed=cell["seed"])
+    truth, other = quadratic.closed_form().x(), quadratic.closed_form(taus / taus.sum()).x()
+    task = quadratic.task()
+    share = 1 / taus.mean()  # so that a round's step does not grow with the work
+    server = Server(optax.sgd(0.3 * share), optax.sgd(0.3 * share), optax.sgd(0.1 * share))
+    factory = {"simfbo": simfbo, "shrofbo": shrofbo}[cell["method"]]
+    algorithm = factory(task.problem, Steps(y=eta, v=eta, x=eta), server)
+    federation = SimulatedFederation(task.data, everyone(), fixed(cell["taus"]))
+    x = _run(algorithm, federation, task, cell["rounds"], 0, every=cell["rounds"]).state.x
+    return {
+        "to_phi": float(np.linalg.norm(x - truth)),
+        "to_phi_tilde": float(np.linalg.norm(x - other)),
+        "apart": float(np.linalg.norm(truth - other)),
+    }
+
+
+def _run(
+    algorithm: Algorithm,
+    federation: SimulatedFederation,
+    task: Task,
+    rounds: int,
+    seed: int,
+    every: int,
+) -> History:
+    """Return a run; one that was interrupted or diverged does not count."""
+    history = run(algorithm, federation, task.x0, task.y0, rounds=rounds, seed=seed,
+                  evaluate=task.evaluate, every=every)  # fmt: skip
+    status = (history.end or {}).get("status")
+    if status == "interrupted":
+        raise KeyboardInterrupt
+    if status != "finished":
+        raise UserError(f"A run of the experiment {status}: its steps are too large for its grid.")
+    return history

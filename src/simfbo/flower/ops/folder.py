@@ -1,0 +1,226 @@
+"""The folder of a federation on one machine: what is where, and which processes belong to it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simfbo.errors import UserError
+from simfbo.flower.ops import certificates
+
+CONNECTION = "simfbo"  # the SuperLink's name in Flower's configuration
+_SUPERLINK = "superlink"
+
+
+class Setup(BaseModel):
+    """What runs on this machine.
+
+    Attributes:
+        link: whether the SuperLink is here.
+        address: of the SuperLink, host:port.
+        host: what the SuperLink listens on.
+        nodes: numbers of the nodes here, counted from 1.
+        parts: how many nodes there are in all; node k holds part k of the clients.
+        node_config: what nodes are told besides.
+        base_port: node k's own service listens on base_port + k, for this machine only.
+        insecure: without TLS and node authentication.
+        stock: Flower's own programs in place of the quick ones.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    link: bool = True
+    address: str
+    host: str = "127.0.0.1"
+    nodes: list[int] = Field(min_length=0)
+    parts: int
+    node_config: str = ""
+    base_port: int
+    insecure: bool = False
+    stock: bool = False
+
+
+class Process(NamedTuple):
+    """One of the processes: its name, and the command that starts it."""
+
+    name: str
+    command: list[str]
+
+
+class Layout(NamedTuple):
+    """Where things are."""
+
+    folder: Path
+
+    @property
+    def certificates(self) -> Path:
+        """Return the folder of certificates."""
+        return self.folder / "certificates"
+
+    @property
+    def secret(self) -> Path:
+        """Return the file by which processes on this machine know each other."""
+        return self.folder / "superexec.secret"
+
+    @property
+    def logs(self) -> Path:
+        """Return the folder of logs."""
+        return self.folder / "logs"
+
+    @property
+    def home(self) -> Path:
+        """Return Flower's own folder."""
+        return self.folder / "flwr"
+
+    @property
+    def setup(self) -> Path:
+        """Return the file that says what runs here."""
+        return self.folder / "setup.json"
+
+    @property
+    def state(self) -> Path:
+        """Return the file in which the supervisor says what is running."""
+        return self.folder / "state.json"
+
+    @property
+    def admitted(self) -> Path:
+        """Return the file whose presence says that the node keys are registered."""
+        return self.folder / "admitted"
+
+    def key(self, node: int) -> Path:
+        """Return a node's private key."""
+        return self.folder / "keys" / f"node-{node}"
+
+    def public_keys(self) -> list[Path]:
+        """Return the public keys of all nodes that may join."""
+        return sorted((self.folder / "keys").glob("*.pub"))
+
+    def log(self, name: str) -> Path:
+        """Return a process's log."""
+        return self.logs / f"{name}.log"
+
+    def read_setup(self) -> Setup:
+        """Return what runs here; raise where nothing was set up."""
+        try:
+            return Setup.model_validate_json(self.setup.read_bytes())
+        except (OSError, ValidationError):
+            raise UserError(
+                f"There is no federation in {self.folder}: start one with 'simfbo flower up'."
+            ) from None
+
+    def require_certificates(self, setup: Setup) -> None:
+        """Raise unless the certificates and keys that a setup needs are there and hold."""
+        if setup.insecure:
+            return
+        names = ["ca.crt", *(["server.crt", "server.key"] if setup.link else [])]
+        files = [self.certificates / name for name in names]
+        for file in (*files, *map(self.key, setup.nodes)):
+            if not file.is_file():
+                raise UserError(
+                    f"{file} is missing: make it with 'simfbo flower certs', or copy it from the "
+                    "machine where that was done."
+                )
+        if certificates.expired(files[0]):
+            raise UserError(f"{files[0]} has expired: make new ones with 'simfbo flower certs'.")
+
+
+def processes(layout: Layout, setup: Setup) -> list[Process]:
+    """Return the processes of a setup, in the order in which they start."""
+    found = [_superlink(layout, setup), _server_exec(layout, setup)] if setup.link else []
+    for node in setup.nodes:
+        found += [_supernode(layout, setup, node), _node_exec(layout, setup, node)]
+    return found
+
+
+def environment(layout: Layout, process: str = "") -> dict[str, str]:
+    """Return the environment of Flower's programs; those of a node look for work often."""
+    often = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"} if process.startswith("node") else {}
+    bin_folder = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", "")]),
+        "FLWR_HOME": str(layout.home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "NO_COLOR": "1",
+        **often,
+    }
+
+
+def write_connection(layout: Layout, setup: Setup) -> None:
+    """Write Flower's configuration: how its commands reach the SuperLink."""
+    layout.home.mkdir(parents=True, exist_ok=True)
+    trust = (
+        "insecure = true"
+        if setup.insecure
+        else f"root-certificates = {json.dumps(str(layout.certificates / 'ca.crt'))}"
+    )
+    (layout.home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        f'[superlink.{CONNECTION}]\naddress = "{setup.address}"\n{trust}\n'
+    )
+
+
+def local_port(address: str) -> int:
+    """Return the port of an address host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise UserError(f"'{address}' is no address: write host:port, as in 10.0.0.5:9300.")
+    return int(port)
+
+
+def _superlink(layout: Layout, setup: Setup) -> Process:
+    folder = layout.certificates
+    trust = ["--insecure"]
+    if not setup.insecure:
+        trust = ["--ssl-ca-certfile", str(folder / "ca.crt"), "--enable-supernode-auth"]
+        trust += ["--ssl-certfile", str(folder / "server.crt")]
+        trust += ["--ssl-keyfile", str(folder / "server.key")]
+    where = ["--host", setup.host, "--port", str(local_port(setup.address))]
+    keep = ["--isolation", "process", "--database", str(layout.folder / "superlink.db")]
+    return Process(_SUPERLINK, ["flower-superlink", *where, *trust, *keep, *_secret(layout)])
+
+
+def _server_exec(layout: Layout, setup: Setup) -> Process:
+    address = f"127.0.0.1:{local_port(setup.address)}"
+    where = ["--runtime-api-address", address, *_trust(layout, setup)]
+    return Process("superexec", ["flower-superexec", *where, *_secret(layout)])
+
+
+def _supernode(layout: Layout, setup: Setup, node: int) -> Process:
+    trust = _trust(layout, setup)
+    if not setup.insecure:
+        trust += ["--auth-supernode-private-key", str(layout.key(node))]
+    settings = f"partition-id={node - 1} num-partitions={setup.parts} {setup.node_config}".strip()
+    where = ["--superlink", setup.address, "--host", "127.0.0.1"]
+    where += ["--port", str(setup.base_port + node)]
+    rest = ["--isolation", "process", "--node-config", settings]
+    return Process(
+        f"node-{node}", [*_program(setup, "supernode"), *where, *trust, *rest, *_secret(layout)]
+    )
+
+
+def _node_exec(layout: Layout, setup: Setup, node: int) -> Process:
+    where = ["--runtime-api-address", f"127.0.0.1:{setup.base_port + node}", "--insecure"]
+    return Process(f"node-{node}-exec", [*_program(setup, "superexec"), *where, *_secret(layout)])
+
+
+def _program(setup: Setup, role: str) -> list[str]:
+    if setup.stock:
+        return [f"flower-{role}"]
+    return [sys.executable, "-m", "simfbo.flower.ops.fast_nodes", role]
+
+
+def _trust(layout: Layout, setup: Setup) -> list[str]:
+    if setup.insecure:
+        return ["--insecure"]
+    return ["--root-certificates", str(layout.certificates / "ca.crt")]
+
+
+def _secret(layout: Layout) -> list[str]:
+    return ["--superexec-auth-secret-file", str(layout.secret)]

@@ -1,0 +1,66 @@
+"""Whether a SuperLink can be reached and trusted, and if not, what to do about it."""
+
+import socket
+import ssl
+import urllib.request
+
+from simfbo.errors import UserError
+from simfbo.flower.ops.folder import Layout, Setup, local_port
+
+
+def is_healthy(layout: Layout, setup: Setup) -> bool:
+    """Return whether the SuperLink answers."""
+    scheme, context = "http", None
+    if not setup.insecure:
+        scheme = "https"
+        context = ssl.create_default_context(cafile=str(layout.certificates / "ca.crt"))
+    try:
+        url = f"{scheme}://127.0.0.1:{local_port(setup.address)}/health"
+        with urllib.request.urlopen(url, timeout=2, context=context) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def require_superlink(layout: Layout, setup: Setup) -> None:
+    """Raise, saying what to do, unless the SuperLink to join can be reached and trusted."""
+    host, port = setup.address.rpartition(":")[0], local_port(setup.address)
+    host = host.strip("[]")
+    context = ssl.create_default_context()
+    if setup.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(layout.certificates / "ca.crt")
+    try:
+        with socket.create_connection((host, port), timeout=5) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+        trusted = True
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(_distrust(layout, setup, host, error)) from None
+    except ssl.SSLError:
+        trusted = False
+    except OSError as error:
+        raise UserError(
+            f"Nothing answers at {setup.address} ({error}): is the SuperLink up, with --host, and "
+            "its port open?"
+        ) from None
+    if trusted and setup.insecure:
+        raise UserError(f"The SuperLink at {setup.address} speaks TLS: leave --insecure out.")
+    if not trusted and not setup.insecure:
+        raise UserError(
+            f"The SuperLink at {setup.address} does not speak TLS: is it the right port? One "
+            "started with --insecure is joined with --insecure."
+        )
+
+
+def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerificationError) -> str:
+    """Return why a certificate was not accepted, and what to do."""
+    if "match" in error.verify_message:
+        return (
+            f"The certificate of the SuperLink is not for '{host}': make one on the server with "
+            f"'simfbo flower certs --host {host}'."
+        )
+    return (
+        f"The SuperLink at {setup.address} is not the one that {layout.certificates / 'ca.crt'} "
+        f"vouches for ({error.verify_message}): copy ca.crt from the server's folder."
+    )

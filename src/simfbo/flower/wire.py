@@ -1,0 +1,166 @@
+"""Trees of arrays as bytes and a description, and back: nothing that is read is ever executed.
+
+What travels between machines is one block of bytes and a JSON text that says which arrays it holds.
+Whoever reads it checks every size before a byte is used. The shape of a tree (tuples, dicts,
+`Point`) travels as JSON too; parts shaped like x or y are only named, since both sides know them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.federation import Dealt
+from simfbo.core.problem import Point, PyTree, Weighted
+from simfbo.errors import UserError
+
+_TYPES = (
+    *("bool", "bfloat16", "float16", "float32", "float64"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+_PLAIN = {"tuple": tuple, "list": list}
+_RECORDS = {kind.__name__: kind for kind in (Point, Dealt, Weighted)}
+
+
+class BadPackage(ValueError):
+    """Bytes and a description that do not fit together; the text says how."""
+
+
+def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return arrays as one block of bytes, and a description of it.
+
+    Example:
+        >>> block, description = pack({"x": np.array([1.0, 2.0], "float32")})
+        >>> len(block), description
+        (8, '[["x", "float32", [2]]]')
+    """
+    hosted = {name: np.asarray(array) for name, array in arrays.items()}
+    description = [[name, a.dtype.name, list(a.shape)] for name, a in hosted.items()]
+    return b"".join(a.tobytes() for a in hosted.values()), json.dumps(description)
+
+
+def unpack(block: bytes, description: str) -> dict[str, np.ndarray]:
+    """Return the arrays in a block; raise `BadPackage` where it does not fit its description.
+
+    Example:
+        >>> unpack(*pack({"n": np.array([1, 2], "int32")}))
+        {'n': array([1, 2], dtype=int32)}
+    """
+    rows = [_row(row) for row in _rows(description)]
+    sizes = [_count(shape) * dtype.itemsize for _, dtype, shape in rows]
+    ends = np.cumsum([0, *sizes], dtype=object)
+    if ends[-1] != len(block):
+        raise BadPackage(f"{len(block)} bytes where its description needs {ends[-1]}")
+    found = {}
+    for (name, dtype, shape), (start, end) in zip(rows, pairwise(ends), strict=True):
+        if name in found:
+            raise BadPackage("an array given twice")
+        found[name] = np.frombuffer(block[start:end], dtype).reshape(shape)
+    return found
+
+
+def encode(tree: PyTree, known: Mapping[str, PyTree]) -> str:
+    """Return the shape of a tree as JSON.
+
+    Args:
+        tree: tuples, lists, dicts, `Point`, `Dealt`, None and arrays, and whatever is shaped like
+            one of those known.
+        known: trees that the reader knows by the same names.
+
+    Returns:
+        JSON, without the arrays.
+
+    Example:
+        >>> encode((1.0, {"w": 2.0, "b": 3.0}), known={"x": {"w": 0.0, "b": 0.0}})
+        '["tuple", null, "x"]'
+    """
+    forms = {name: jax.tree.structure(one) for name, one in known.items()}
+    return json.dumps(_encoded(tree, forms))
+
+
+def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> Any:
+    """Return the tree of a shape, filled with leaves in order; the inverse of `encode`.
+
+    Example:
+        >>> decode('["tuple", null, "x"]', [1, 2, 3], known={"x": {"w": 0.0, "b": 0.0}})
+        (1, {'b': 2, 'w': 3})
+    """
+    supply = iter(leaves)
+    try:
+        tree = _decoded(json.loads(text), supply, known)
+    except (StopIteration, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadPackage("a payload whose shape cannot be read") from error
+    if next(supply, None) is not None:
+        raise BadPackage("more arrays than the payload has places")
+    return tree
+
+
+def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> Any:
+    """Return the JSON value of a tree's shape."""
+    if tree is None:
+        return ["NoneType"]
+    structure = jax.tree.structure(tree)
+    if structure == jax.tree.structure(0):
+        return None
+    for name, form in forms.items():
+        if structure == form:
+            return name
+    kind = type(tree).__name__
+    if type(tree) in (*_PLAIN.values(), *_RECORDS.values()):
+        return [kind, *(_encoded(part, forms) for part in tree)]
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        return {key: _encoded(part, forms) for key, part in sorted(tree.items())}
+    raise UserError(
+        f"A payload holds a {kind}, which cannot be sent: use tuples, lists, dicts with text keys "
+        "and Point, or the types of x0 and y0."
+    )
+
+
+def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> Any:
+    """Return the tree of a JSON value, taking its leaves from the supply."""
+    if value is None:
+        return next(supply)
+    if isinstance(value, str):
+        form = jax.tree.structure(known[value])
+        return jax.tree.unflatten(form, [next(supply) for _ in range(form.num_leaves)])
+    if isinstance(value, dict):
+        return {key: _decoded(part, supply, known) for key, part in value.items()}
+    kind, *parts = value
+    if kind == "NoneType":
+        return None
+    found = [_decoded(part, supply, known) for part in parts]
+    return (
+        _RECORDS[kind](*found) if kind in _RECORDS else {"tuple": tuple, "list": list}[kind](found)
+    )
+
+
+def _rows(description: str) -> list[Any]:
+    try:
+        rows = json.loads(description)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadPackage("a description that is no JSON") from error
+    if not isinstance(rows, list):
+        raise BadPackage("a description that is no list")
+    return rows
+
+
+def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
+    """Return name, type and shape of an array."""
+    match row:
+        case [str(name), str(kind), list(shape)] if all(type(n) is int and n >= 0 for n in shape):
+            if kind not in _TYPES:
+                raise BadPackage(f"numbers of an unknown type '{kind[:40]}'")
+            return name, jnp.dtype(kind), tuple(shape)
+    raise BadPackage("an array that is not described by name, type and shape")
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    """Return how many numbers an array of this shape holds; exact, however large."""
+    count = 1
+    for length in shape:
+        count *= length
+    return count

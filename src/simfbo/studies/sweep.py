@@ -1,0 +1,214 @@
+"""Many runs side by side, each in a worker process; a run that has ended is not run again.
+
+Light on purpose: JAX is imported in the workers only.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simfbo.config.run import RunConfig
+from simfbo.errors import UserError
+from simfbo.runs.history import History
+
+if TYPE_CHECKING:
+    from simfbo.tasks import Task
+
+OnProgress = Callable[[int, int], None]
+_LEAVE = 10.0  # seconds that a worker may take to end by itself
+_TOLD_TO_END = 143  # the exit code of a worker that saved first
+_GO_ON = "with --resume, everything goes on from the last checkpoints."
+ENDED = ("finished", "diverged")  # what a run is not taken up again after
+_SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
+
+
+class Job(NamedTuple):
+    """One run: its settings and the folder of its history."""
+
+    config: RunConfig
+    directory: Path
+
+
+def sweep(
+    jobs: Sequence[Job],
+    workers: int = 1,
+    data_dir: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[History]:
+    """Return the histories of all jobs, after running those that have not ended yet.
+
+    Interrupted or killed, it goes on where it stopped when it is called again: a run that had
+    finished or diverged is kept, one that was under way goes on from its last checkpoint.
+
+    Args:
+        jobs: the runs, each with a folder of its own.
+        workers: processes side by side; a run keeps about two cores busy.
+        data_dir: folder of the data sets.
+        on_progress: called with the iterations done and the iterations in all.
+
+    Returns:
+        A history per job, in the same order.
+    """
+    waiting = [job for job in jobs if _ended(job) is None]
+    if waiting:
+        _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _tell(jobs, on_progress))
+    _tell(jobs, on_progress)
+    return [History.load(job.directory) for job in jobs]
+
+
+def refuse_other_settings(jobs: Sequence[Job]) -> None:
+    """Raise if a run with other settings is in the folder of a job."""
+    for job in jobs:
+        _ended(job)
+
+
+def _ended(job: Job) -> History | None:
+    """Return the history of a job that has ended; None where it must (still) be run."""
+    history = _load(job)
+    if history is None:
+        return None
+    if history.header["config"] != job.config.model_dump(mode="json"):
+        raise UserError(
+            f"{job.directory} holds a run with other settings: choose another output folder."
+        )
+    return history if (history.end or {}).get("status") in ENDED else None
+
+
+def _load(job: Job) -> History | None:
+    """Return what there is of a job's history; None before its first line is whole."""
+    try:
+        return History.load(job.directory)
+    except (UserError, OSError):
+        return None
+
+
+def _run_all(
+    jobs: Sequence[Job], workers: int, data_dir: Path | None, tell: Callable[[], None]
+) -> None:
+    """Run the jobs in worker processes; none is left behind, however this ends."""
+    todo, done = _SPAWN.Queue(), _SPAWN.Queue()
+    for job in [*jobs, *[None] * workers]:
+        todo.put(job)
+    processes = [
+        _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
+        for _ in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in jobs:
+            _await_one(processes, done, tell)
+        for process in processes:
+            process.join(_LEAVE)  # they have nothing left to do
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
+    """Return when another job has ended; raise what went wrong in it."""
+    while True:
+        try:
+            wrong = done.get(timeout=0.5)
+            break
+        except queue.Empty:
+            tell()
+        codes = [process.exitcode for process in processes if process.exitcode]
+        if _TOLD_TO_END in codes:
+            raise UserError(f"A worker process was told to end: {_GO_ON}")
+        if codes and codes[0] < 0:
+            raise UserError(
+                f"A worker process was killed by signal {-codes[0]}, perhaps for want of memory: "
+                f"try --jobs 1; {_GO_ON}"
+            )
+        if codes:
+            raise UserError(
+                "A worker process could not start; its message stands above. A script that calls "
+                'this needs `if __name__ == "__main__":` around the call.'
+            )
+    if wrong is not None:
+        raise wrong
+
+
+def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
+    """Run jobs until there are no more; the body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # and this its way to say so
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    from simfbo.engines.compile_cache import keep_compilations
+
+    keep_compilations()
+    with contextlib.suppress(KeyboardInterrupt):
+        for job in iter(todo.get, None):
+            if not _do(job, done, data_dir):
+                break
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on its way out already
+            return
+    sys.exit(_TOLD_TO_END)
+
+
+def _do(job: Job, done: Any, data_dir: Path | None) -> bool:
+    """Run one job and say how it went; return whether there is time for another."""
+    try:
+        history = run_job(job, data_dir)
+        if (history.end or {}).get("status") == "interrupted":
+            return False
+        done.put(None)
+    except UserError as error:
+        done.put(error)
+    except Exception as error:
+        done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
+    return True
+
+
+def _end_with_the_parent() -> None:
+    """End this worker when its parent is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def run_job(job: Job, data_dir: Path | None = None) -> History:
+    """Return the history of one job, run in this process from where it is."""
+    from simfbo.config.build import run_config
+
+    return run_config(job.config, _task(job.config, data_dir), job.directory, resume=True)
+
+
+def _task(config: RunConfig, data_dir: Path | None) -> "Task":
+    """Return the task of a configuration; the last one built is kept for the next job."""
+    return _build(config.model_dump_json(include={"task", "seed"}), data_dir)
+
+
+@lru_cache(maxsize=1)
+def _build(config: str, data_dir: Path | None) -> "Task":
+    from simfbo.config.build_task import build_task
+
+    return build_task(RunConfig.model_validate_json(config), data_dir)
+
+
+def _tell(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
+    """Report how many iterations of how many are done, as the histories say."""
+    if on_progress is not None:
+        on_progress(sum(map(_progress, jobs)), sum(job.config.rounds for job in jobs))
+
+
+def _progress(job: Job) -> int:
+    """Return how many iterations of a job are behind us; all, once it has ended."""
+    history = _load(job)
+    if history is None:
+        return 0
+    if (history.end or {}).get("status") in ENDED:
+        return job.config.rounds
+    return history.records[-1]["round"] if history.records else 0

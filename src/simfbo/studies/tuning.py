@@ -1,0 +1,245 @@
+"""Tuning: step sizes by successive halving, within a budget of communication rounds.
+
+Trials spread evenly (on a logarithmic scale) over the space of settings begin with few iterations
+each; the best third of them goes on to three times as many, from the beginning and with the same
+draws, until at most three are left and the best of those wins (Jamieson and Talwalkar, 2016). Every
+stage may use the same share of the budget. The budget counts communication rounds, so methods that
+need many rounds for an iteration get fewer iterations out of it.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import qmc
+
+from simfbo.config.algorithms import steps_table
+from simfbo.config.build import build_algorithm, build_federation
+from simfbo.config.build_task import build_task
+from simfbo.config.run import RunConfig, as_toml, checked
+from simfbo.engines.counting import cost
+from simfbo.errors import UserError
+from simfbo.runs.history import History, make_folder
+from simfbo.studies.comparison import higher_is_better
+from simfbo.studies.sweep import Job, sweep
+
+Space = Mapping[str, tuple[float, float]]
+OnProgress = Callable[[int, int, int, int], None]
+_RANGES = {"y": (0.01, 1.0), "v": (0.01, 1.0), "x": (0.005, 0.5)}
+
+
+class Result(NamedTuple):
+    """What came of one trial at one stage.
+
+    Attributes:
+        stage: the stage, from 0.
+        trial: the number of the trial.
+        settings: the values tried, by dotted key.
+        iterations: how many it was given.
+        status: finished or diverged.
+        score: the metric at its end; None where it diverged.
+        communication_rounds: what it spent of the budget.
+    """
+
+    stage: int
+    trial: int
+    settings: dict[str, float]
+    iterations: int
+    status: str
+    score: float | None
+    communication_rounds: int
+
+
+class Tuned(NamedTuple):
+    """The best configuration found, and all results."""
+
+    best: RunConfig
+    metric: str
+    results: list[Result]
+
+
+def tune(
+    config: RunConfig,
+    directory: Path,
+    *,
+    budget: int = 20_000,
+    trials: int = 27,
+    space: Space | None = None,
+    metric: str | None = None,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> Tuned:
+    """Return the best step sizes for the algorithm and task of a configuration.
+
+    Called again with the same folder, it goes on where it stopped.
+
+    Args:
+        config: the run to tune; its own settings are the first trial.
+        directory: where trials, `trials.jsonl` and `best.toml` go.
+        budget: communication rounds for all trials together.
+        trials: how many to begin with.
+        space: lowest and highest value by dotted key; by default the method's step sizes.
+        metric: what to judge by; by default the task's `tuned_by`. Accuracies are to be large,
+            everything else small.
+        workers: processes side by side.
+        data_dir: folder of the data sets.
+        on_progress: called with stage, stages, iterations done and iterations in all.
+
+    Returns:
+        The winner, ready to run, and every result.
+    """
+    config = config.model_copy(update={"steps": "given"})
+    space = default_space(config) if space is None else space
+    task = build_task(config, data_dir)
+    metric = task.tuned_by or task.metric if metric is None else metric
+    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
+    federation = build_federation(config, task.data)
+    rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
+    stages = plan(budget / rounds, trials)
+    settings, results = candidates(config, space, trials), []
+    make_folder(directory)
+    alive = list(range(trials))
+    for stage, (size, iterations) in enumerate(stages):
+        alive = alive[:size]
+        jobs = [_job(config, settings[i], iterations, directory, stage, i) for i in alive]
+        histories = sweep(jobs, workers, data_dir, _part(on_progress, stage, len(stages)))
+        found = [
+            _result(stage, i, settings[i], iterations, history, metric)
+            for i, history in zip(alive, histories, strict=True)
+        ]
+        results += found
+        _write(directory / "trials.jsonl", "".join(map(_line, results)))
+        sound = [result for result in found if result.score is not None]
+        if not sound:
+            raise UserError(
+                f"All trials of stage {stage + 1} diverged: give smaller ranges, as --range "
+                "KEY=0.0001..0.01."
+            )
+        alive = [result.trial for result in sorted(sound, key=lambda r: _rank(r, metric))]
+    best = checked(config.model_dump(), settings[alive[0]])
+    _write(directory / "best.toml", as_toml(best))
+    return Tuned(best, metric, results)
+
+
+_FIXED = ("rounds", "every", "seed")
+_COUNTED = 50  # iterations over which rounds are counted, where their number is drawn
+
+
+def default_space(config: RunConfig) -> dict[str, tuple[float, float]]:
+    """Return the ranges of a method's step sizes."""
+    table = steps_table(config.algorithm)
+    names = type(getattr(config.algorithm, table)).model_fields
+    return {f"algorithm.{table}.{name}": _RANGES[name] for name in names}
+
+
+def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
+    """Return (trials, iterations each) of every stage.
+
+    Args:
+        iterations: how many all trials may take together.
+        trials: of the first stage.
+
+    Returns:
+        The stages, each with an equal share of the iterations.
+
+    Example:
+        >>> plan(8100, 27)
+        [(27, 100), (9, 300), (3, 900)]
+    """
+    if trials < 1:
+        raise UserError(f"--trials must be at least 1, got {trials}.")
+    sizes = [trials]
+    while sizes[-1] > 3:
+        sizes.append(math.ceil(sizes[-1] / 3))
+    stages = [(size, int(iterations / (len(sizes) * size))) for size in sizes]
+    if stages[0][1] < 1:
+        raise UserError(
+            f"The budget allows {iterations:.0f} iterations, too few for {trials} trials: raise "
+            "--budget or lower --trials."
+        )
+    return stages
+
+
+def candidates(config: RunConfig, space: Space, trials: int) -> list[dict[str, float]]:
+    """Return the settings of every trial: those of the configuration, then a Halton sequence."""
+    for key, (low, high) in space.items():
+        if key in _FIXED:
+            raise UserError(f"'{key}' cannot be tuned: the stages set it.")
+        if not 0 < low < high < math.inf:
+            raise UserError(f"The range of '{key}' must satisfy 0 < low < high.")
+    own = {key: lookup(config, key) for key in space}
+    sequence = qmc.Halton(len(space), scramble=False)
+    sequence.fast_forward(1)  # its first point is the lower corner
+    lows, highs = np.log([span for span in space.values()]).T
+    points = np.exp(lows + (highs - lows) * sequence.random(max(0, trials - 1)))
+    return [own, *(dict(zip(space, _rounded(point), strict=True)) for point in points)]
+
+
+def _rounded(point: np.ndarray) -> list[float]:
+    """Return values with three digits, which is as much as a step size can mean."""
+    return [float(f"{value:.3g}") for value in point]
+
+
+def lookup(config: RunConfig, key: str) -> float:
+    """Return the value of a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UserError(f"'{key}' cannot be tuned: it is no number of this configuration.")
+    return float(value)
+
+
+def _job(
+    config: RunConfig,
+    settings: Mapping[str, float],
+    iterations: int,
+    directory: Path,
+    stage: int,
+    trial: int,
+) -> Job:
+    """Return the run of one trial; it looks four times, so divergence ends it early."""
+    short = {"rounds": iterations, "every": max(1, iterations // 4)}
+    tried = checked(config.model_dump(), {**settings, **short})
+    return Job(tried, directory / f"stage{stage}" / f"trial{trial:02d}")
+
+
+def _result(
+    stage: int,
+    trial: int,
+    settings: dict[str, float],
+    iterations: int,
+    history: History,
+    metric: str,
+) -> Result:
+    """Return the result of one trial."""
+    status = (history.end or {}).get("status", "unknown")
+    value = history.column(metric)[-1]
+    score = value if status == "finished" and math.isfinite(value) else None
+    spent = history.records[-1]["communication_rounds"]
+    return Result(stage, trial, settings, iterations, status, score, spent)
+
+
+def _rank(result: Result, metric: str) -> float:
+    """Return a number that is small for good results."""
+    score = math.inf if result.score is None else result.score
+    return -score if higher_is_better(metric) else score
+
+
+def _part(on_progress: OnProgress | None, stage: int, stages: int) -> Callable | None:
+    """Return the sweep's view of `on_progress`."""
+    if on_progress is None:
+        return None
+    return lambda done, total: on_progress(stage, stages, done, total)
+
+
+def _line(result: Result) -> str:
+    return json.dumps(result._asdict()) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")

@@ -1,0 +1,204 @@
+"""Quadratic bilevel problems, whose solution and hypergradient have a closed form.
+
+    g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i)
+    f_i(x, y) = 1/2 (y - t_i)'C_i (y - t_i) + 1/2 (x - s_i)'D_i (x - s_i)
+
+With bars for sums weighted by p:  y*(x) = A^-1 (B x + c),  v*(x) = A^-1 (C y* - Ct),
+grad Phi(x) = D x - Ds + B' v*(x).
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.data import from_clients
+from simfbo.core.problem import BilevelProblem
+from simfbo.tasks.task import Task
+
+_COEFFICIENTS, _SCATTER = 5, 6  # purposes of a seed
+
+
+class ClosedForm(NamedTuple):
+    """The exact solution of a quadratic bilevel problem for given client weights."""
+
+    A: np.ndarray
+    B: np.ndarray
+    c: np.ndarray
+    C: np.ndarray
+    Ct: np.ndarray
+    D: np.ndarray
+    Ds: np.ndarray
+
+    def y(self, x: Any) -> np.ndarray:
+        """Return y*(x)."""
+        return np.linalg.solve(self.A, self.B @ np.asarray(x) + self.c)
+
+    def v(self, x: Any) -> np.ndarray:
+        """Return v*(x), the solution of grad^2_yy G v = grad_y F."""
+        return np.linalg.solve(self.A, self.C @ self.y(x) - self.Ct)
+
+    def hypergradient(self, x: Any) -> np.ndarray:
+        """Return grad Phi(x)."""
+        return self.D @ np.asarray(x) - self.Ds + self.B.T @ self.v(x)
+
+    def x(self) -> np.ndarray:
+        """Return the minimiser of Phi; grad Phi is affine, so one linear solve finds it."""
+        zero = np.zeros(self.B.shape[1])
+        at_zero = self.hypergradient(zero)
+        slope = np.stack([self.hypergradient(e) - at_zero for e in np.eye(len(zero))], axis=1)
+        return np.linalg.solve(slope, -at_zero)
+
+
+class Quadratic(NamedTuple):
+    """The coefficients of n clients, the client along the first axis."""
+
+    A: np.ndarray
+    B: np.ndarray
+    c: np.ndarray
+    C: np.ndarray
+    t: np.ndarray
+    D: np.ndarray
+    s: np.ndarray
+
+    def closed_form(self, weights: Any = None) -> ClosedForm:
+        """Return the exact solution for the given client weights; equal ones by default."""
+        n = len(self.A)
+        w = np.full(n, 1 / n) if weights is None else np.asarray(weights)
+
+        def mean(values: np.ndarray) -> np.ndarray:
+            return np.tensordot(w, values, 1)
+
+        targets = np.einsum("nij,nj->ni", self.C, self.t), np.einsum("nij,nj->ni", self.D, self.s)
+        return ClosedForm(
+            *map(mean, (self.A, self.B, self.c, self.C, targets[0], self.D, targets[1]))
+        )
+
+    def task(
+        self,
+        p: Any = None,
+        samples: int = 1,
+        noise: float = 0.0,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> Task:
+        """Return the task with these coefficients.
+
+        Args:
+            p: client weights; equal by default.
+            samples: per client; their c, t and s scatter around the client's own with mean zero.
+            noise: standard deviation of that scatter.
+            batch_size: None for full batches, which leave no noise.
+            seed: of the scatter.
+
+        Returns:
+            The task; its metrics compare with the closed form.
+        """
+        n = len(self.A)
+        rng = np.random.default_rng([_SCATTER, seed])
+        lower = [
+            (_repeat(self.A[i], samples), _repeat(self.B[i], samples),
+             _scatter(self.c[i], samples, noise, rng))
+            for i in range(n)
+        ]  # fmt: skip
+        upper = [
+            (_repeat(self.C[i], samples), _scatter(self.t[i], samples, noise, rng),
+             _repeat(self.D[i], samples), _scatter(self.s[i], samples, noise, rng))
+            for i in range(n)
+        ]  # fmt: skip
+        data = from_clients(lower, upper, batch_size=batch_size, p=p)
+        truth = self.closed_form(data.p)
+        x0, y0 = np.zeros(self.B.shape[2]), np.zeros(self.B.shape[1])
+        return Task(
+            "quadratic", PROBLEM, data, x0, y0, lambda s: _metrics(truth, s), "grad_norm_squared"
+        )
+
+
+def random_quadratic(
+    clients: int = 10, dim_x: int = 4, dim_y: int = 5, heterogeneity: float = 1.0, seed: int = 0
+) -> Quadratic:
+    """Return random coefficients; with heterogeneity 0 all clients are the same.
+
+    The clients' Hessians A_i have eigenvalues in [1, 2 + heterogeneity].
+    """
+    rng = np.random.default_rng([_COEFFICIENTS, seed])
+
+    def spread(base: np.ndarray) -> np.ndarray:
+        return base + heterogeneity * rng.normal(size=(clients, *base.shape))
+
+    def hessians(dim: int, low: float) -> np.ndarray:
+        base = _symmetric(rng, dim, low, 2 * low)
+        return np.stack([base + heterogeneity * _symmetric(rng, dim, 0, 1) for _ in range(clients)])
+
+    return Quadratic(
+        A=hessians(dim_y, 1.0),
+        B=spread(rng.normal(size=(dim_y, dim_x))) / np.sqrt(dim_x),
+        c=spread(rng.normal(size=dim_y)),
+        C=hessians(dim_y, 0.5),
+        t=spread(rng.normal(size=dim_y)),
+        D=hessians(dim_x, 0.5),
+        s=spread(rng.normal(size=dim_x)),
+    )
+
+
+def quadratic(
+    clients: int = 10,
+    dim_x: int = 4,
+    dim_y: int = 5,
+    heterogeneity: float = 1.0,
+    samples: int = 1,
+    noise: float = 0.0,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """Return a random quadratic task; see `random_quadratic` and `Quadratic.task`.
+
+    Example:
+        >>> quadratic(clients=3).data.n
+        3
+    """
+    coefficients = random_quadratic(clients, dim_x, dim_y, heterogeneity, seed)
+    return coefficients.task(None, samples, noise, batch_size, seed)
+
+
+def _lower(x: Any, y: Any, batch: Any) -> Any:
+    A, B, c = batch
+    return jnp.mean(0.5 * jnp.einsum("i,bij,j->b", y, A, y) - (B @ x + c) @ y)
+
+
+def _upper(x: Any, y: Any, batch: Any) -> Any:
+    C, t, D, s = batch
+    of_y = jnp.einsum("bi,bij,bj->b", y - t, C, y - t)
+    return jnp.mean(0.5 * of_y + 0.5 * jnp.einsum("bi,bij,bj->b", x - s, D, x - s))
+
+
+PROBLEM = BilevelProblem(upper=_upper, lower=_lower)
+
+
+@np.errstate(all="ignore")
+def _metrics(truth: ClosedForm, state: Any) -> dict[str, float]:
+    """Return the distances of a state from the closed form at its x; infinite where they are."""
+    metrics = {
+        "grad_norm_squared": float(np.sum(truth.hypergradient(state.x) ** 2)),
+        "x_error": float(np.linalg.norm(state.x - truth.x())),
+        "y_error": float(np.linalg.norm(state.y - truth.y(state.x))),
+    }
+    if hasattr(state, "v"):
+        metrics["v_error"] = float(np.linalg.norm(state.v - truth.v(state.x)))
+    return metrics
+
+
+def _symmetric(rng: np.random.Generator, dim: int, low: float, high: float) -> np.ndarray:
+    """Return a random symmetric matrix with eigenvalues spread over [low, high]."""
+    basis = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    return (basis * np.linspace(low, high, dim)) @ basis.T
+
+
+def _repeat(value: np.ndarray, samples: int) -> np.ndarray:
+    return np.repeat(value[None], samples, axis=0)
+
+
+def _scatter(value: np.ndarray, samples: int, noise: float, rng: np.random.Generator) -> np.ndarray:
+    """Return samples around `value` whose mean is exactly `value`."""
+    offsets = rng.normal(size=(samples, *value.shape))
+    return value + noise * (offsets - offsets.mean(axis=0))

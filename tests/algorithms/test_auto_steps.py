@@ -1,0 +1,388 @@
+"""Automatic steps: on quadratics of any scale, against the closed form."""
+
+import copy
+import importlib
+import math
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from simfbo import (
+    BilevelProblem,
+    DebugFederation,
+    SimulatedFederation,
+    Steps,
+    algorithms,
+    run,
+    simfbo,
+)
+from simfbo.algorithms._auto_steps import automatic, size_of
+from simfbo.core.federation import Ledger
+from simfbo.core.local_work import constant, fixed
+from simfbo.core.sampling import without_replacement
+from simfbo.core.views import View
+from simfbo.tasks import random_quadratic
+from simfbo.tasks._quadratic import PROBLEM
+
+MODULE = importlib.import_module("simfbo.algorithms._auto_steps")
+T, DIM_X, DIM_Y, N = 60, 2, 3, 3
+P = np.array([0.5, 0.3, 0.2])
+KEY = jax.random.key(4)
+BUILDS = {
+    "simfbo": lambda plan: simfbo(PROBLEM, plan.local, plan.server),
+    "shrofbo": lambda plan: algorithms.shrofbo(PROBLEM, plan.local, plan.server),
+    "memfbo": lambda plan: algorithms.memfbo(PROBLEM, plan.local, plan.server, penalty=1e4),
+    "fedbio": lambda plan: algorithms.fedbio(PROBLEM, plan.plain),
+    "fednest": lambda plan: algorithms.fednest(PROBLEM, plan.plain, 1, 6),
+}
+PLAIN = {"fedbio": 1, "fednest": 1 + 1 + 1 + 6 + 2}  # exchanges of an iteration
+
+
+def quadratic(lower=1.0, upper=1.0, seed=2, heterogeneity=1.0):
+    """Return coefficients whose losses are multiplied; the solutions x* and y* stay."""
+    q = random_quadratic(N, DIM_X, DIM_Y, heterogeneity, seed)
+    return q._replace(
+        A=lower * q.A, B=lower * q.B, c=lower * q.c, C=upper * q.C, D=upper * q.D
+    )  # fmt: skip
+
+
+TASK = quadratic().task(P)
+TRUTH = quadratic().closed_form(P)
+SIZE = np.linalg.norm(TRUTH.x())
+
+
+def finish(method, federation, rounds=T, seed=3, **options):
+    federation.ledger = Ledger()
+    return run(
+        method, federation, TASK.x0, TASK.y0, rounds=rounds, every=rounds, seed=seed, **options
+    )
+
+
+def made(name, build=None, rounds=T):
+    """Return a method with automatic steps, for all tests that can share it."""
+    return automatic(build or BUILDS[name], PROBLEM, TASK.x0, rounds, plain=name in PLAIN)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return SimulatedFederation(TASK.data)
+
+
+@pytest.fixture(scope="module")
+def method():
+    return made("simfbo")
+
+
+@pytest.fixture(scope="module")
+def whole(method, federation):
+    """Return the end of a good run of SimFBO."""
+    federation.data = TASK.data
+    history = finish(method, federation)
+    return history, copy.deepcopy(federation.ledger)
+
+
+def error_of(state, truth=TRUTH):
+    return np.linalg.norm(state.x - truth.x()) / SIZE
+
+
+# Accuracy at any scale
+
+
+SCALES = {"simfbo": [(100.0, 100.0), (0.01, 0.01)], "fedbio": [(100.0, 100.0), (0.01, 0.01)]}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_losses_may_have_any_scale(name):
+    """Multiplied by 100 or by 0.01, the losses leave x the same: one step size would not."""
+    method, federation, ends = made(name), SimulatedFederation(TASK.data), []
+    for lower, upper in SCALES.get(name, [(100.0, 0.01)]):
+        q = quadratic(lower, upper)
+        federation.data = q.task(P).data
+        history = finish(method, federation)
+        assert history.end == {"status": "finished"}
+        assert error_of(history.state) < 0.1
+        assert history.state.halvings == 0
+        np.testing.assert_allclose(history.state.y, q.closed_form(P).y(history.state.x), atol=0.03)
+        spectrum = np.linalg.eigvalsh(np.tensordot(P, q.A, 1))
+        np.testing.assert_allclose(
+            history.state.found, [spectrum[0], spectrum[-1], 1.0], rtol=1e-10
+        )
+        ends.append(history.state.x)
+    np.testing.assert_allclose(ends[0], ends[-1], atol=1e-6)
+    extra = DIM_Y + (30 if name in PLAIN else 0)
+    assert federation.ledger.total.rounds == extra + T * PLAIN.get(name, 1)
+
+
+def test_one_step_size_would_not_do(federation):
+    algorithm, fates = simfbo(PROBLEM, Steps(y=0.3, v=0.3, x=0.1)), []
+    for scale in (100.0, 0.01):
+        federation.data = quadratic(scale, scale).task(P).data
+        fates.append(finish(algorithm, federation, rounds=40))
+    assert fates[0].end["status"] == "diverged"
+    assert error_of(fates[1].state) > 0.8
+
+
+@pytest.mark.parametrize(("seed", "heterogeneity"), [(5, 0.0), (6, 2.0)])
+def test_other_quadratics(method, federation, seed, heterogeneity):
+    q = quadratic(10.0, 0.1, seed, heterogeneity)
+    federation.data = q.task(P).data
+    history, truth = finish(method, federation), q.closed_form(P)
+    before = np.linalg.norm(truth.x())
+    assert np.linalg.norm(history.state.x - truth.x()) < 0.1 * before
+    assert history.state.halvings == 0
+
+
+def test_a_bad_condition_only_slows_x_down(method, federation):
+    """With kappa = 100, x's speed is 0.3 / sqrt(kappa): it comes closer, and nothing diverges."""
+    q = quadratic()
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(DIM_Y, DIM_Y)))[0]
+    q = q._replace(A=np.stack([basis * [0.02, 0.5, 2.0] @ basis.T] * N), B=0.02 * q.B, c=0.02 * q.c)
+    federation.data = q.task(P).data
+    history, truth = finish(method, federation), q.closed_form(P)
+    assert history.state.found[1] / history.state.found[0] == pytest.approx(100, rel=1e-9)
+    assert history.state.halvings == 0
+    first = np.linalg.norm(truth.hypergradient(TASK.x0))
+    assert np.linalg.norm(truth.hypergradient(history.state.x)) < 0.5 * first
+
+
+@pytest.mark.parametrize(("name", "work"), [("simfbo", constant(5)), ("shrofbo", fixed([1, 3, 5]))])
+def test_local_work(name, work):
+    federation = SimulatedFederation(TASK.data, local_work=work)
+    history = finish(made(name), federation)
+    assert error_of(history.state) < 0.1
+    assert history.state.halvings == 0
+    assert float(history.state.found[2]) == pytest.approx(P @ work(KEY, N).norm)
+
+
+def test_local_steps_on_x_do_not_depend_on_the_units_of_the_upper_loss():
+    """Adam on the server does not feel them, and the clients' steps must not either."""
+    ends = []
+    for unit in (1.0, 1e4):
+        upper = partial(_times, unit, TASK.problem.upper)
+        problem = BilevelProblem(upper, TASK.problem.lower)
+        method = automatic(
+            lambda plan, problem=problem: simfbo(problem, plan.local, plan.server),
+            problem,
+            TASK.x0,
+            T,
+        )
+        federation = SimulatedFederation(TASK.data, local_work=constant(5))
+        ends.append(finish(method, federation).state)
+    assert error_of(ends[1]) < 0.1
+    np.testing.assert_allclose(ends[1].x, ends[0].x, rtol=1e-3, atol=1e-4)
+    assert float(ends[1].pull) == pytest.approx(1e4 * float(ends[0].pull), rel=1e-6)
+
+
+def _times(unit, loss, x, y, batch):
+    return unit * loss(x, y, batch)
+
+
+def test_noise_and_cohorts_are_no_divergence(method):
+    noisy = quadratic().task(samples=4, noise=0.3, batch_size=1)
+    history = finish(method, SimulatedFederation(noisy.data, without_replacement(2)))
+    assert history.state.halvings == 0
+    assert error_of(history.state, quadratic().closed_form()) < 0.5
+
+
+# The steps themselves
+
+
+def test_steps_follow_the_formulas(method, federation, whole):
+    """After one iteration y = -grad / L and v = grad_y F / L; x waits; eta = gamma / sqrt(T)."""
+    federation.data, told = TASK.data, []
+
+    def spy(work, payload, cohort, key):
+        told.append((work.__name__, payload))
+        return federation.aggregate(work, payload, cohort, key)
+
+    view = View(federation, spy)
+    state = method.init(TASK.x0, TASK.y0)
+    states = [state := method.round(state, view, key) for key in jax.random.split(KEY, 3)]
+    assert [name for name, _ in told] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
+    spectrum = np.linalg.eigvalsh(TRUTH.A)
+    gamma, rate = 1 / spectrum[-1], math.sqrt(spectrum[0] / spectrum[-1])
+    steps = told[-1][1][0]
+    eta = gamma / T**0.5
+    np.testing.assert_allclose(steps, [0.0, eta, eta], rtol=1e-10)  # of x, y and v
+    y1, v1 = gamma * TRUTH.c, -gamma * TRUTH.Ct
+    np.testing.assert_allclose(states[0].y, y1, rtol=1e-10)
+    np.testing.assert_allclose(states[0].v, v1, rtol=1e-10)
+    y2 = y1 - gamma * (TRUTH.A @ y1 - TRUTH.c) + (1 - rate) ** 2 * y1
+    np.testing.assert_allclose(states[1].y, y2, rtol=1e-10)
+    lead = min(6 / rate, T / 2)
+    assert lead / 2 > 3
+    assert not np.any(states[2].x)
+
+
+def test_step_sizes_travel_in_the_payload(federation, whole):
+    """Three floats more per exchange and client than SimFBO's own; and the curvature's."""
+    ledger = whole[1]
+    own, probe = ledger.by_work["simfbo_step"], ledger.by_work["curvature"]
+    message = DIM_X + 2 * DIM_Y
+    assert (own.rounds, own.floats_down, own.floats_up) == (
+        T, T * N * (message + 3), T * N * message,
+    )  # fmt: skip
+    assert (probe.rounds, probe.floats_down) == (DIM_Y, DIM_Y * N * message)
+    assert probe.floats_up == DIM_Y * N * (DIM_Y + 1)
+
+
+def test_sizes():
+    zero = np.zeros(2)
+    assert size_of(zero) == 1.0
+    assert size_of({"a": np.array([3.0, 4.0]), "b": zero}) == {
+        "a": pytest.approx(math.sqrt(12.5)),
+        "b": pytest.approx(math.sqrt(12.5)),
+    }
+    sizes = size_of([np.full(3, 2.0), np.full((2, 2), -4.0), zero, np.float32(0)])
+    assert sizes == [2.0, 4.0, 3.0, 3.0]
+
+
+def test_x_moves_in_units_of_its_own_size(method, federation, whole):
+    """With x in other units (x = 50 x'), a start of the same size in those ends the same."""
+    units = 50.0
+    q = quadratic()._replace(s=units * quadratic().s)
+    q = q._replace(B=q.B / units, D=q.D / units**2)
+    start = np.array([1.0, -1.0])
+
+    def end(coefficients, x0):
+        federation.data = coefficients.task(P).data
+        algorithm = automatic(BUILDS["simfbo"], PROBLEM, x0, 30)
+        return run(algorithm, federation, x0, TASK.y0, rounds=30, every=30).state.x
+
+    np.testing.assert_allclose(end(q, units * start) / units, end(quadratic(), start), rtol=1e-5)
+
+
+# The safeguard
+
+
+LONGER = 100
+
+
+def fifty_times(plan):
+    """Return SimFBO with steps fifty times what they should be."""
+    rules = (optax.chain(rule, optax.scale(50.0)) for rule in plan.server)
+    return simfbo(PROBLEM, plan.local, type(plan.server)(*rules))
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    return made("simfbo", fifty_times, LONGER)
+
+
+@pytest.fixture(scope="module")
+def saved(hasty, federation):
+    federation.data = TASK.data
+    return finish(hasty, federation, LONGER)
+
+
+def test_steps_that_are_too_large_are_halved(saved):
+    history = saved
+    assert history.end == {"status": "finished"}
+    assert 4 <= int(history.state.halvings) <= 8
+    assert error_of(history.state) < 0.05
+    np.testing.assert_allclose(history.state.y, TRUTH.y(history.state.x), atol=0.05)
+
+
+def test_without_the_safeguard_they_diverge(hasty, federation, monkeypatch):
+    federation.data = TASK.data
+    monkeypatch.setattr(MODULE, "_judged", lambda state, after: state._replace(base=after))
+    history = finish(hasty, federation)
+    assert history.end["status"] == "diverged"
+    assert history.state.halvings == 0
+
+
+def test_going_back_halves_once_and_restores_the_anchor(method, whole):
+    earlier = method.init(TASK.x0, TASK.y0 + 1.0).base
+    state = whole[0].state._replace(anchor=earlier, age=np.int32(7))
+    far = state.base._replace(v=state.v + 1e9)
+    for wild in (far, state.base._replace(y=state.y * np.nan)):
+        back = MODULE._judged(state, wild)
+        assert (int(back.halvings), int(back.age)) == (1, 0)
+        for got, want in zip(jax.tree.leaves(back.base), jax.tree.leaves(earlier)):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_the_way_back_is_never_longer_than_twenty_iterations(method, federation):
+    federation.data, state = TASK.data, method.init(TASK.x0, TASK.y0)
+    anchors, keys = [], jax.random.split(KEY, 41)
+    for t, key in enumerate(keys):
+        if t % 20 == 0:
+            anchors.append(state.base)
+        np.testing.assert_array_equal(state.anchor.y, anchors[-1].y)
+        assert state.age == t % 20
+        state = method.round(state, federation, key)
+
+
+def wild_once(build, calls):
+    """Return a build whose third exchange is not finite."""
+
+    def round(state, federation, key, own):
+        calls.append(key)
+        if len(calls) == 3:
+            state = state._replace(y=state.y * np.nan)
+        return own.round(state, federation, key)
+
+    def made(plan):
+        own = build(plan)
+        return own._replace(round=lambda *args: round(*args, own=own))
+
+    return made
+
+
+def test_replies_that_are_not_finite_lead_back_too(federation):
+    federation.data, calls = TASK.data, []
+    history = finish(made("simfbo", wild_once(BUILDS["simfbo"], calls)), federation, rounds=6)
+    assert history.end == {"status": "finished"}
+    assert history.state.halvings == 1
+    assert len(history.refusals) == N
+    assert np.isfinite(history.state.y).all()
+
+
+# Resuming, and the other engine
+
+
+@pytest.mark.parametrize("kill", [1, 9, 31])
+def test_resumed_runs_are_exact_to_the_bit(hasty, saved, federation, tmp_path, kill):
+    """Interrupted before, amid and after the halvings; the last by another process' method."""
+
+    def on_round(t, record):
+        if t == kill:
+            raise KeyboardInterrupt
+
+    federation.data, expected = TASK.data, saved
+    cut = finish(hasty, federation, LONGER, directory=tmp_path, on_round=on_round)
+    assert cut.end == {"status": "interrupted"}
+    assert (int(cut.state.halvings) > 0) == (kill > 1)
+    again = made("simfbo", fifty_times, LONGER) if kill == 31 else hasty
+    history = finish(again, federation, LONGER, directory=tmp_path, resume=True)
+    for got, want in zip(jax.tree.leaves(history.state), jax.tree.leaves(expected.state)):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    for key in ("communication_rounds", "floats_down", "floats_up"):
+        assert history.records[-1][key] == expected.records[-1][key]
+
+
+def test_engines_agree():
+    small = random_quadratic(2, 1, 1, seed=1).task()
+    method = automatic(BUILDS["simfbo"], PROBLEM, small.x0, rounds=3)
+    ends = []
+    for engine in (SimulatedFederation, DebugFederation):
+        federation, state = engine(small.data), method.init(small.x0, small.y0)
+        for key in jax.random.split(KEY, 3):
+            state = method.round(state, federation, key)
+        ends.append((state, federation.ledger))
+    (one, ledger), (other, books) = ends
+    assert ledger == books
+    assert np.abs(one.x).max() > 1e-3
+    for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_works_have_names_of_their_own():
+    """Where data is elsewhere, a client finds a work by its name."""
+    for name in ("simfbo", "fednest"):
+        names = [work.__name__ for work in made(name).works]
+        assert len(names) == len(set(names))

@@ -1,0 +1,203 @@
+"""mu and L found through the federation, against NumPy's eigenvalues of the true Hessian."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simfbo import SimulatedFederation, from_clients
+from simfbo.algorithms._curvature import curvature_work, measure
+from simfbo.core.federation import Ledger
+from simfbo.core.local_work import fixed
+from simfbo.core.problem import BilevelProblem
+from simfbo.core.sampling import Cohort, drop_out, without_replacement
+from simfbo.tasks import random_quadratic
+from simfbo.tasks._quadratic import PROBLEM
+
+DIM, TAUS, P = 7, [1, 2, 3, 4], np.array([0.1, 0.2, 0.3, 0.4])
+Q = random_quadratic(4, 2, DIM, heterogeneity=1.0, seed=3)
+TASK = Q.task(P)
+WORK = curvature_work(PROBLEM)
+KEY = jax.random.key(5)
+SPECTRUM = np.linalg.eigvalsh(np.tensordot(P, Q.A, 1))
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return SimulatedFederation(TASK.data, local_work=fixed(TAUS))
+
+
+def found(federation, key=KEY, exchanges=15, y=TASK.y0, work=WORK, x=TASK.x0):
+    federation.ledger = Ledger()
+    return measure(work, federation, x, y, key, exchanges)
+
+
+def test_with_as_many_exchanges_as_dimensions_both_ends_are_exact(federation):
+    mu, L, work = found(federation)
+    assert (mu, L) == pytest.approx((SPECTRUM[0], SPECTRUM[-1]), rel=1e-11)
+    assert work == pytest.approx(P @ TAUS, rel=1e-14)
+
+
+def test_unequal_weights_matter(federation):
+    even = np.linalg.eigvalsh(Q.A.mean(0))
+    assert abs(found(federation).L - even[-1]) > 1e-3
+
+
+def test_with_fewer_they_lie_within_the_spectrum_and_come_nearer(federation):
+    ends = [found(federation, exchanges=k) for k in range(1, DIM + 1)]
+    for before, after in itertools.pairwise(ends):
+        assert SPECTRUM[0] - 1e-12 <= after.mu <= before.mu + 1e-12
+        assert before.L - 1e-12 <= after.L <= SPECTRUM[-1] + 1e-12
+    assert ends[0].mu == ends[0].L
+    gaps = [(end.mu - SPECTRUM[0], SPECTRUM[-1] - end.L) for end in ends]
+    assert min(gaps[0]) > 0.05
+    assert max(gaps[-1]) < 1e-11
+
+
+def test_few_exchanges_are_a_rayleigh_ritz_of_the_krylov_space(federation):
+    """After k products, the ends are those of H within span(u, Hu, .., H^(k-1) u)."""
+    H, first = np.tensordot(P, Q.A, 1), []
+
+    def spy(payload, client):
+        return payload.v, jnp.ones(())
+
+    class Recorder:
+        def cohort(self, key):
+            return federation.cohort(key)
+
+        def aggregate(self, work, payload, cohort, key):
+            first.append(np.asarray(payload.v))
+            return federation.aggregate(WORK, payload, cohort, key)
+
+    got = measure(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
+    np.testing.assert_allclose(np.stack(first) @ np.stack(first).T, np.eye(3), atol=1e-13)
+    basis = np.linalg.qr(np.stack([first[0], H @ first[0], H @ H @ first[0]], axis=1))[0]
+    ritz = np.linalg.eigvalsh(basis.T @ H @ basis)
+    assert got[:2] == pytest.approx((ritz[0], ritz[-1]), rel=1e-10)
+
+
+def test_every_product_is_an_exchange(federation):
+    for exchanges, expected in ((1, 1), (4, 4), (DIM, DIM), (15, DIM)):
+        found(federation, exchanges=exchanges)
+        total = federation.ledger.total
+        assert (total.rounds, total.floats_down, total.floats_up) == (
+            expected, expected * 4 * (2 + 2 * DIM), expected * 4 * (DIM + 1),
+        )  # fmt: skip
+        assert set(federation.ledger.by_work) == {"curvature"}
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1.0, 1e6])
+def test_a_multiple_of_the_identity_ends_after_one_exchange(factor):
+    same = Q._replace(A=np.stack([factor * np.eye(DIM)] * 4))
+    federation = SimulatedFederation(same.task(P).data)
+    assert found(federation) == pytest.approx((factor, factor, 1), rel=1e-12)
+    assert federation.ledger.total.rounds == 1
+
+
+def test_two_distinct_eigenvalues_end_after_two():
+    two = Q._replace(A=np.stack([np.diag([3.0, 3, 3, 0.5, 0.5, 3, 3])] * 4))
+    federation = SimulatedFederation(two.task().data)
+    assert found(federation)[:2] == pytest.approx((0.5, 3), rel=1e-12)
+    assert federation.ledger.total.rounds == 2
+
+
+def test_negative_eigenvalues_are_told():
+    bent = Q._replace(A=Q.A - 2.5 * np.eye(DIM))
+    mu, L, _ = found(SimulatedFederation(bent.task(P).data))
+    assert (mu, L) == pytest.approx((SPECTRUM[0] - 2.5, SPECTRUM[-1] - 2.5), rel=1e-10)
+    assert mu < 0
+
+
+def test_a_cohort_sees_its_own_weighted_matrix():
+    """One cohort for all products, whose weights, which may add up to anything, count as shares."""
+    federation = SimulatedFederation(TASK.data, without_replacement(2))
+    keys = jax.random.split(KEY, 12)
+    odd = [key for key in keys if abs(federation.cohort(key).weights.sum() - 1) > 0.3]
+    for key in odd[:2]:
+        ids, weights = federation.cohort(key)
+        own = np.linalg.eigvalsh(np.tensordot(weights / weights.sum(), Q.A[ids], 1))
+        assert found(federation, key) == pytest.approx((own[0], own[-1], 1), rel=1e-11)
+        assert federation.ledger.total.floats_up == DIM * 2 * (DIM + 1)
+    assert odd
+
+
+def test_who_fails_to_reply_fails_every_time():
+    federation = SimulatedFederation(TASK.data, absence=drop_out(0.5))
+    keys = jax.random.split(KEY, 8)
+    key = next(k for k in keys if 0 < federation.absent(k, np.arange(4)).sum() < 4)
+    there = ~federation.absent(key, np.arange(4))
+    own = np.linalg.eigvalsh(np.tensordot(P * there * 4 / there.sum(), Q.A, 1))
+    assert found(federation, key)[:2] == pytest.approx((own[0], own[-1]), rel=1e-11)
+
+
+def ridge_clients(sizes, dtype=float):
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=(size, 4)).astype(dtype) for size in sizes]
+
+
+def ridge(x, y, batch):
+    """A pytree of two leaves: 1/2 mean (a'w + b)^2 + 1/2 (||w||^2 + b^2) / 10."""
+    fit = 0.5 * jnp.mean((batch @ y["w"].ravel() + y["b"]) ** 2)
+    return fit + 0.05 * (jnp.sum(y["w"] ** 2) + y["b"] ** 2)
+
+
+def ridge_hessian(clients, p):
+    hessian = 0.1 * np.eye(5)
+    for weight, rows in zip(p, clients, strict=True):
+        wide = np.column_stack([np.ones(len(rows)), rows])  # b comes before w in the tree
+        hessian = hessian + weight * wide.T @ wide / len(rows)
+    return hessian
+
+
+def test_trees_and_clients_of_unequal_size():
+    clients = ridge_clients([3, 8, 2])
+    data = from_clients(clients, clients, batch_size=1)  # curvature looks at all samples
+    truth = np.linalg.eigvalsh(ridge_hessian(clients, np.array([3, 8, 2]) / 13))
+    y = {"w": jnp.ones((2, 2)), "b": jnp.zeros(())}
+    work = curvature_work(BilevelProblem(ridge, ridge))
+    got = found(SimulatedFederation(data), y=y, work=work, x=jnp.zeros(1))
+    assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=1e-11)
+
+
+@pytest.mark.usefixtures("single_precision")
+def test_single_precision():
+    clients = ridge_clients([6, 6], np.float32)
+    truth = np.linalg.eigvalsh(ridge_hessian(clients, [0.5, 0.5]))
+    y = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(())}
+    work = curvature_work(BilevelProblem(ridge, ridge))
+    federation = SimulatedFederation(from_clients(clients, clients))
+    got = found(federation, y=y, work=work, x=jnp.zeros(1))
+    assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=2e-5)
+    assert federation.ledger.total.bytes_down == 5 * 2 * (1 + 2 * 5) * 4
+
+
+def test_at_the_point_where_it_is_asked():
+    """Of a loss that is no quadratic: Hessian diag(12 y^2 + 1) of sum y^4 + y^2 / 2."""
+
+    def quartic(x, y, batch):
+        return jnp.sum(y**4 + 0.5 * y**2) + 0 * jnp.sum(batch)
+
+    work = curvature_work(BilevelProblem(quartic, quartic))
+    federation = SimulatedFederation(from_clients([np.ones(2)] * 2, [np.ones(2)] * 2))
+    got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), work=work, x=jnp.zeros(1))
+    assert got[:2] == pytest.approx((1, 49), rel=1e-11)
+
+
+def test_the_first_direction_depends_on_the_key_alone(federation):
+    once, again = found(federation, exchanges=2), found(federation, exchanges=2)
+    other = found(federation, key=jax.random.key(6), exchanges=2)
+    assert once == again
+    assert once != other
+
+
+def test_an_own_cohort_rule_is_asked_once():
+    asked = []
+
+    def sampler(key, p):
+        asked.append(key)
+        return Cohort(np.arange(4), p)
+
+    found(SimulatedFederation(TASK.data, sampler))
+    assert len(asked) == 1

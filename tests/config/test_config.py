@@ -1,0 +1,385 @@
+"""Configurations: files and flags in, checked models or one sentence out."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from simfbo.cli.main import _configuration, _parser
+from simfbo.config.run import RunConfig, as_toml, load, parse_override
+from simfbo.errors import UserError
+from simfbo.studies import comparison
+
+FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
+
+
+def configuration(*arguments: str) -> RunConfig:
+    """Return what `simfbo run` would run with these arguments."""
+    return _configuration(_parser().parse_args(["run", *arguments]))
+
+
+def complaint(overrides: dict, file=None) -> str:
+    """Return the sentence that these settings are answered with."""
+    with pytest.raises(UserError) as caught:
+        load(file, overrides)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence[-1] in ".?"
+    return sentence
+
+
+QUADRATIC = {"task.name": "quadratic"}
+IMAGES = {"task.name": "hyper-representation"}
+
+
+def test_defaults():
+    config = load(None, QUADRATIC)
+    assert config.task.clients == 10
+    assert (config.rounds, config.every, config.seed) == (500, None, 0)
+    assert config.engine == "simulated"
+    assert (config.algorithm.local.y, config.algorithm.local.v, config.algorithm.local.x) == (
+        0.2,
+        0.1,
+        0.05,
+    )
+    assert config.algorithm.server is None
+    assert config.algorithm.radius == 10.0
+    assert config.local_work.tau == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "clients", "share"),
+    [
+        ({}, 20, 0.5),
+        ({"task.dataset": "digits"}, 20, 0.5),
+        ({"task.dataset": "mnist"}, 100, 0.5),
+        ({"task.dataset": "cifar10", "task.partition": "iid"}, 100, 0.5),
+        ({"task.partition": "shards"}, 20, 0.2),
+        ({"task.dataset": "mnist", "task.partition": "dirichlet"}, 100, 0.2),
+        ({"task.clients": 7, "task.upper_share": 0.3, "task.partition": "shards"}, 7, 0.3),
+    ],
+)
+def test_defaults_that_depend_on_others(settings, clients, share):
+    task = load(None, IMAGES | settings).task
+    assert (task.clients, task.upper_share) == (clients, share)
+
+
+def test_steps_left_out_come_from_the_local_ones_and_the_paper():
+    algorithm = load(None, QUADRATIC | {"algorithm.local.x": 0.3}).algorithm
+    assert algorithm.local.model_dump() == {"y": 0.2, "v": 0.1, "x": 0.3}
+    settings = {"algorithm.local.y": 0.4, "algorithm.server.x": 0.01}
+    algorithm = load(None, QUADRATIC | settings).algorithm
+    assert algorithm.server.model_dump() == {"y": 0.4, "v": 0.1, "x": 0.01}
+
+
+def test_file_then_flags_then_set(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text(
+        'rounds = 7\nseed = 7\nevery = 7\n[task]\nname = "quadratic"\nclients = 7\n'
+        "[algorithm.local]\ny = 0.7\nv = 0.7\nx = 0.7\n"
+    )
+    config = configuration(
+        "--config", str(file), "--seed", "8", "--rounds", "8",
+        "--set", "rounds=9", "--set", "algorithm.local.y=0.9",
+    )  # fmt: skip
+    assert (config.every, config.seed, config.rounds) == (7, 8, 9)
+    assert config.task.clients == 7
+    assert (config.algorithm.local.y, config.algorithm.local.x) == (0.9, 0.7)
+
+
+def test_the_last_set_wins():
+    config = configuration("quadratic", "--set", "rounds=3", "--set", "rounds=4")
+    assert config.rounds == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5", (5, None, None)), ("1,2,3", ([1, 2, 3], None, None)), ("1..10", (1, 1, 10))],
+)
+def test_tau_flag(text, expected):
+    work = configuration("quadratic", "--tau", text).local_work
+    assert (work.tau, work.low, work.high) == expected
+
+
+def test_tau_flag_wins_over_a_range_in_the_file(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('[task]\nname = "quadratic"\n[local_work]\nlow = 2\nhigh = 9\n')
+    work = configuration("--config", str(file), "--tau", "3").local_work
+    assert (work.tau, work.low, work.high) == (3, None, None)
+
+
+@pytest.mark.parametrize("text", ["a", "1..", "1..2..3", "1,b"])
+def test_tau_flag_that_is_none(text):
+    with pytest.raises(UserError, match=re.escape(f"--tau takes 5, 1..10 or 1,2,3; got '{text}'.")):
+        configuration("quadratic", "--tau", text)
+
+
+def test_every_shortcut_reaches_its_key():
+    config = configuration(
+        "hyper-representation", "--dataset", "mnist", "--partition", "dirichlet", "--clients", "9",
+        "--algorithm", "shrofbo", "--cohort", "4", "--every", "3", "--engine", "debug",
+    )  # fmt: skip
+    task = config.task
+    assert (task.dataset, task.partition, task.clients) == ("mnist", "dirichlet", 9)
+    assert (config.algorithm.name, config.sampling.size) == ("shrofbo", 4)
+    assert (config.every, config.engine) == (3, "debug")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"task.client": 3}, "'task.client' is no setting. Did you mean 'task.clients'?"),
+        ({"qqqq": 3}, "'qqqq' is no setting."),
+        (
+            {"algorithm.sever.x": 0.1},
+            "'algorithm.sever' is no setting. Did you mean 'algorithm.server'?",
+        ),
+        ({"rounds": "many"}, "'rounds' is wrong: input should be a valid integer, got 'many'."),
+        ({"rounds": 3.0}, "'rounds' is wrong: input should be a valid integer, got 3.0."),
+        ({"rounds": True}, "'rounds' is wrong: input should be a valid integer, got True."),
+        ({"rounds": 0}, "'rounds' is wrong: input should be greater than 0, got 0."),
+        (
+            {"algorithm.local.x": -0.1},
+            "'algorithm.local.x' is wrong: input should be greater than 0, got -0.1.",
+        ),
+        (
+            {"algorithm.local.x": float("inf")},
+            "'algorithm.local.x' is wrong: input should be a finite number, got inf.",
+        ),
+        ({"seed": -1}, "'seed' is wrong: input should be greater than or equal to 0, got -1."),
+        (
+            {"local_work.tau": 0},
+            "'local_work.tau' is wrong: input should be greater than 0, got 0.",
+        ),
+        ({"local_work.low": 3}, "'local_work' is wrong: give both low and high, got {'low': 3}."),
+        ({"local_work.high": 3}, "'local_work' is wrong: give both low and high, got {'high': 3}."),
+        (
+            {"local_work.low": 3, "local_work.high": 2},
+            "'local_work' is wrong: low must not exceed high, got {'low': 3, 'high': 2}.",
+        ),
+        ({"engine": "fast"}, "'engine' is wrong: input should be 'simulated' or 'debug', "
+         "got 'fast'."),
+        ({"task.name": "quadratics"}, "'task.name' is wrong: use quadratic, "
+         "hyper-representation, regularisation, label-cleaning, long-tail or fair, "
+         "got 'quadratics'."),
+        ({"task": {"clients": 3}}, "'task.name' is missing from the configuration: use "
+         "quadratic, hyper-representation, regularisation, label-cleaning, long-tail or fair."),
+        ({"rounds.x": 3}, "'rounds' is wrong: input should be a valid integer, "
+         "got {'x': 3}."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_that_names_the_field(settings, sentence):
+    assert complaint(QUADRATIC | settings) == sentence
+
+
+def test_missing_task():
+    assert complaint({}) == (
+        "'task.name' is missing from the configuration: use quadratic, hyper-representation, "
+        "regularisation, label-cleaning, long-tail or fair."
+    )
+    with pytest.raises(UserError) as caught:
+        configuration()
+    assert str(caught.value) == (
+        "Name a task: quadratic, hyper-representation, regularisation, label-cleaning, long-tail, "
+        "fair; or give --config FILE."
+    )
+
+
+def test_a_value_is_no_table(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('task = "quadratic"\n')
+    assert complaint({"task.clients": 3}, file) == (
+        "'task.clients' cannot be set: 'task' is a value, not a table."
+    )
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    missing = tmp_path / "missing.toml"
+    assert complaint({}, missing) == f"{missing} cannot be read: No such file or directory."
+    assert complaint({}, tmp_path) == f"{tmp_path} cannot be read: Is a directory."
+    bad = tmp_path / "bad.toml"
+    bad.write_text("rounds = = 3\n")
+    assert complaint({}, bad).startswith(f"{bad} is not valid TOML: Invalid value (at line 1")
+    bad.write_bytes(b"\xff\xfe\x00")
+    assert complaint({}, bad).startswith(f"{bad} is not valid TOML: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds=3", ("rounds", 3)),
+        (" rounds = 3 ", ("rounds", 3)),
+        ("task.noise=1e-3", ("task.noise", 1e-3)),
+        ("task.dataset=mnist", ("task.dataset", "mnist")),
+        ('task.dataset="mnist"', ("task.dataset", "mnist")),
+        ("local_work.tau=[1, 2]", ("local_work.tau", [1, 2])),
+        ("local_work.every_round=true", ("local_work.every_round", True)),
+        ("a=b=c", ("a", "b=c")),
+        ("rounds=3\nseed = 4", ("rounds", "3\nseed = 4")),
+        (f"rounds={5000 * '9'}", ("rounds", 5000 * "9")),
+        (f"rounds={5000 * '['}", ("rounds", 5000 * "[")),
+    ],
+)
+def test_overrides_are_toml_or_text(text, expected):
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", "  =3", ""])
+def test_an_override_needs_key_and_value(text):
+    with pytest.raises(UserError) as caught:
+        parse_override(text)
+    assert str(caught.value) == f"'{text}' is no setting: write KEY=VALUE, as in task.clients=50."
+
+
+def test_none_and_full_stand_for_what_toml_cannot_say():
+    quadratic = {"task.name": "quadratic"}
+    assert load(None, {**quadratic, "algorithm.radius": "none"}).algorithm.radius is None
+    assert load(None, {**quadratic, "task.batch_size": "full"}).task.batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"local_work.every_round": True}, "every_round needs low and high"),
+        ({"local_work.optimiser": "momentum"}, "need a strength above 0"),
+        ({"local_work.strength": 0.5}, "sgd takes none"),
+        ({"sampling.kind": "everyone", "sampling.size": 3}, "leave size out"),
+        ({"algorithm.local": 3}, "'algorithm.local' is wrong: input should be a table of settings"),
+        ({"seed": 2**32}, "'seed' is wrong: input should be less than 4294967296"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(keys, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load(None, {"task.name": "quadratic", **keys})
+
+
+# What benchmarks/faults/configs.py found.
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"clients": 3}, "'clients' is no setting. Did you mean 'task.clients'?"),
+        ({"tau": 3}, "'tau' is no setting. Did you mean 'local_work.tau'?"),
+        ({"task.rounds": 3}, "'task.rounds' is no setting. Did you mean 'rounds'?"),
+        ({"local-work": {}}, "'local-work' is no setting. Did you mean 'local_work'?"),
+        ({"algorithm.y": 0.1}, "'algorithm.y' is no setting. Did you mean 'algorithm.local.y' or "
+         "'algorithm.server.y'?"),
+        ({"algorithm.penalty": 2.0}, "'algorithm.penalty' is no setting. The settings of simfbo "
+         "are independent_batches, local, radius, server, server_optimiser, server_schedule."),
+        ({"task.hidden": 3}, "'task.hidden' is no setting. The settings of quadratic are "
+         "batch_size, clients, dim_x, dim_y, heterogeneity, noise, samples."),
+        ({"methods": {}}, "'methods' is no setting. A file with methods is for simfbo compare."),
+        ({"fednest": {}}, "'fednest' is no setting."),
+        ({"task.quadratic": 1}, "'task.quadratic' is no setting. The settings of quadratic are "
+         "batch_size, clients, dim_x, dim_y, heterogeneity, noise, samples."),
+        ({"a\nb": 1}, "'\"a\\nb\"' is no setting."),
+        ({5000 * "x": 1}, f"'{67 * 'x'}...{10 * 'x'}' is no setting."),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_told_where_it_belongs(settings, sentence):
+    assert complaint(QUADRATIC | settings) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"local_work.tau": [1, 0]}, "'local_work.tau.1' is wrong: input should be greater than 0, "
+         "got 0."),
+        ({"local_work.tau": 1001}, "'local_work.tau' is wrong: input should be less than or equal "
+         "to 1000, got 1001."),
+        ({"rounds": 2**31}, "'rounds' is wrong: input should be less than 2147483648, got "
+         "2147483648."),
+        ({"rounds": 16**6000}, "'rounds' is wrong: input should be less than 2147483648, got a "
+         "value too long to show."),
+        ({"rounds": 1000 * [1]}, "'rounds' is wrong: input should be a valid integer, got "
+         f"[{22 * '1, '}...{3 * ', 1'}]."),
+        ({"task.name": 16**6000}, "'task.name' is wrong: input should be a valid string, got a "
+         "value too long to show."),
+        ({"algorithm.name": []}, "'algorithm.name' is wrong: input should be a valid string, got "
+         "[]."),
+        ({"task": 3}, "'task' is wrong: input should be a table of settings, got 3."),
+        ({"task.noise": float("inf")}, "'task.noise' is wrong: input should be a finite number, "
+         "got inf."),
+        ({"task.clients": 10**6, "local_work.tau": 101}, "'task.clients' times the most local "
+         "steps must not exceed 100,000,000: lower one of them."),
+        ({"algorithm.name": "fedmbo", "sampling.size": 10001}, "'sampling.size' must not exceed "
+         "10,000 for fedmbo, which holds a square of it, got 10001."),
+        ({"task.batch_size": 10**9}, "'task.batch_size' is wrong: input should be less than or "
+         "equal to 100000, got 1000000000."),
+        ({f"rounds{5000 * '.a'}": 1}, "'rounds' is wrong: input should be a valid integer, got a "
+         "value too long to show."),
+    ],
+)  # fmt: skip
+def test_a_value_beyond_all_bounds_is_one_short_sentence(settings, sentence):
+    assert complaint(QUADRATIC | settings) == sentence
+
+
+def test_a_quadratic_larger_than_memory_is_refused():
+    found = complaint(QUADRATIC | {"task.clients": 10**6, "task.dim_x": 10**5})
+    assert found.startswith("'task' is wrong: clients times samples times the square of the larger")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"rounds = " + 5000 * b"9", "{} holds a number of too many digits: write a smaller one."),
+        (b"rounds = " + 5000 * b"[", "{} is nested too deeply: no setting lies so deep."),
+        (b"a." * 3000 + b"a = 1", "'a' is nested too deeply: no setting lies so deep."),
+        (b"# \xff", "{} is not valid TOML: save it as UTF-8 text."),
+    ],
+)
+def test_a_file_that_python_cannot_take_is_one_sentence(tmp_path, content, sentence):
+    file = tmp_path / "my.toml"
+    file.write_bytes(content)
+    assert complaint({}, file) == sentence.format(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_bytes(b'\xef\xbb\xbf[task]\r\nname = "quadratic"\r\n')
+    assert load(file, {}) == load(None, QUADRATIC)
+
+
+def test_a_file_without_end_is_refused():
+    assert complaint({}, Path("/dev/zero")) == (
+        "/dev/zero is too long for a configuration: give another file."
+    )
+
+
+@pytest.mark.parametrize("seeds", [[16**6000], [0, "a"], [True], [-1], [2**32], [], {}, [1, 1]])
+def test_seeds_that_are_none(seeds):
+    with pytest.raises(UserError, match=r"^'seeds' must be a list of different whole numbers"):
+        comparison.checked_seeds(seeds)
+
+
+def test_a_comparison_nested_too_deeply_is_one_sentence():
+    tree: dict = {}
+    for _ in range(3000):
+        tree = {"methods": tree}
+    with pytest.raises(UserError, match=r"^'methods' is nested too deeply"):
+        comparison.plan(tree, {})
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """Return the benchmark that spoils configurations."""
+    monkeypatch.syspath_prepend(str(FAULTS))
+    monkeypatch.delitem(sys.modules, "mutations", raising=False)
+    return importlib.import_module("configs")
+
+
+def test_no_spoilt_configuration_ends_in_anything_but_a_sentence(faults, tmp_path):
+    found = [(case, faults.examine(case, tmp_path)) for case in faults.cases(300, seed=1)]
+    assert [(case, finding) for case, finding in found if finding.failed] == []
+    outcomes = {finding.outcome for _, finding in found}
+    assert outcomes == {"accepted", "refused"}
+    assert [case for case, _ in found[:9]] == list(faults.cases(9, seed=1))
+
+
+def test_an_accepted_configuration_survives_its_file(tmp_path):
+    config = load(None, QUADRATIC | {"algorithm.radius": "none", "local_work.tau": [1] * 10})
+    (tmp_path / "my.toml").write_text(as_toml(config))
+    assert load(tmp_path / "my.toml", {}) == config

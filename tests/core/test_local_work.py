@@ -1,0 +1,147 @@
+"""Local work: the plans, and the paths of the local optimisers against loops written by hand."""
+
+import jax
+import numpy as np
+import pytest
+
+from simfbo.algorithms._simfbo import Steps, drawn_directions, local_steps
+from simfbo.core.federation import Client
+from simfbo.core.local_work import (
+    coefficients,
+    constant,
+    effective,
+    fixed,
+    momentum,
+    proximal,
+    sgd,
+    uniform,
+)
+from simfbo.core.problem import Point
+from simfbo.errors import UserError
+from simfbo.tasks import random_quadratic
+
+TAU, M, ALPHA = 6, 0.7, 0.2
+KEY = jax.random.key(3)
+ETA = Steps(y=0.1, v=0.08, x=0.05)
+QUADRATIC = random_quadratic(2, seed=4)
+START = Point(x=np.full(4, 0.5), y=np.full(5, -0.3), v=np.full(5, 0.2))
+
+
+def directions(x, y, v, i=1):
+    """Return the three directions of client i, written in NumPy."""
+    q = QUADRATIC
+    d_y = q.A[i] @ y - q.B[i] @ x - q.c[i]
+    d_v = q.A[i] @ v - q.C[i] @ (y - q.t[i])
+    d_x = q.D[i] @ (x - q.s[i]) + q.B[i].T @ v
+    return np.concatenate([d_x, d_y, d_v])
+
+
+def by_hand(step):
+    """Return q = (start - end) / eta of TAU steps of `step(k, z, start, d, memory)`."""
+    eta = np.repeat([ETA.x, ETA.y, ETA.v], [4, 5, 5])
+    start = np.concatenate(START)
+    z, memory = start.copy(), np.zeros(14)
+    for k in range(TAU):
+        z, memory = step(k, z, start, directions(z[:4], z[4:9], z[9:]), memory, eta)
+    return (start - z) / eta
+
+
+def found(rule):
+    """Return q of the library."""
+    coefs = constant(TAU, rule)(KEY, 2)[1]
+    client = Client(QUADRATIC.task().data.client(1), coefs, KEY)
+    q = jax.jit(local_steps(drawn_directions(QUADRATIC.task().problem), ETA))(START, client)
+    return np.concatenate(q)
+
+
+def plain(k, z, start, d, memory, eta):
+    return z - eta * d, memory
+
+
+def heavy_ball(k, z, start, d, memory, eta):
+    memory = M * memory + d
+    return z - eta * memory, memory
+
+
+def pulled_back(k, z, start, d, memory, eta):
+    # FedProx: the gradient of mu/2 ||z - start||^2 with mu = alpha / eta.
+    return z - eta * (d + ALPHA / eta * (z - start)), memory
+
+
+def papers_own(k, z, start, d, memory, eta):
+    return z - eta * effective(momentum(M), TAU)[k] * d, memory
+
+
+@pytest.mark.parametrize(
+    ("rule", "step"),
+    [
+        (sgd(), plain),
+        (momentum(M), heavy_ball),
+        (proximal(ALPHA), pulled_back),
+        (coefficients(effective(momentum(M), TAU)), papers_own),
+    ],
+)
+def test_path_is_the_true_optimisers(rule, step):
+    np.testing.assert_allclose(found(rule), by_hand(step), rtol=1e-12)
+
+
+def test_papers_update_with_momentums_coefficients_is_not_momentum():
+    true, paper = by_hand(heavy_ball), by_hand(papers_own)
+    assert np.linalg.norm(true - paper) > 0.1 * np.linalg.norm(true)
+
+
+def test_effective_coefficients_are_the_formulas():
+    k = np.arange(TAU)
+    np.testing.assert_allclose(effective(sgd(), TAU), np.ones(TAU))
+    np.testing.assert_allclose(effective(proximal(ALPHA), TAU), (1 - ALPHA) ** (TAU - 1 - k))
+    np.testing.assert_allclose(effective(momentum(M), TAU), (1 - M ** (TAU - k)) / (1 - M))
+
+
+def test_norm_is_the_sum_of_what_weighs_the_directions():
+    coefs = fixed([1, 3, 6], momentum(M))(KEY, 3)
+    expected = [effective(momentum(M), tau).sum() for tau in (1, 3, 6)]
+    np.testing.assert_allclose(coefs.norm, expected)
+    assert coefs.steps.tolist()[0] == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "rule", [sgd(), proximal(ALPHA), momentum(M), coefficients([0.5, 2.0, 1.0, 3.0, 0.1, 1.5])]
+)
+def test_norms_of_all_lengths_are_the_sums(rule):
+    coefs = fixed(range(1, TAU + 1), rule)(KEY, TAU)
+    expected = [effective(rule, tau).sum() for tau in range(1, TAU + 1)]
+    np.testing.assert_allclose(coefs.norm, expected, rtol=1e-12)
+
+
+def test_a_thousand_steps_can_be_planned():
+    coefs = fixed([1, 1000], proximal(ALPHA))(KEY, 2)
+    np.testing.assert_allclose(coefs.norm, [1, (1 - (1 - ALPHA) ** 1000) / ALPHA])
+
+
+def test_uniform_once_or_every_round():
+    keys = jax.random.split(KEY, 200)
+    once = [uniform(2, 4)(key, 50).tau for key in keys[:5]]
+    assert all((tau == once[0]).all() for tau in once)
+    again = np.stack([uniform(2, 4, every_round=True)(key, 50).tau for key in keys])
+    assert set(np.unique(again)) == {2, 3, 4}
+    counts = np.bincount(again.ravel())[2:]
+    assert np.abs(counts - 10_000 / 3).max() < 5 * np.sqrt(10_000 * 2 / 9)
+    assert (uniform(1, 9, seed=1)(KEY, 50).tau != uniform(1, 9, seed=2)(KEY, 50).tau).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: constant(0), "at least one local step"),
+        (lambda: fixed([1, 0]), "each at least 1"),
+        (lambda: fixed([1, 2])(KEY, 3), "2 numbers of local steps are given for 3 clients"),
+        (lambda: uniform(3, 2), "1 <= low <= high"),
+        (lambda: proximal(1.0), r"\[0, 1\)"),
+        (lambda: momentum(-0.1), r"\[0, 1\)"),
+        (lambda: coefficients([1.0, 0.0]), "positive numbers"),
+        (lambda: constant(3, coefficients([1.0])), "1 local coefficients are given for up to 3"),
+    ],
+)
+def test_impossible_plans_are_refused(make, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make()

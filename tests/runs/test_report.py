@@ -1,0 +1,241 @@
+"""Reports: the sentences, the axes, and a page that needs and believes nobody else."""
+
+import re
+
+import numpy as np
+import pytest
+
+from simfbo.errors import UserError
+from simfbo.runs import report
+from simfbo.runs.history import History
+
+MALICE = "</h2><script>alert('x')</script>"
+
+
+def history(algorithm="SimFBO", values=(1.0, 0.5, 0.25), *, seed=0, metric="test_loss", **end):
+    """Return a history of these values, ten iterations apart, a megabyte each way apiece."""
+    task = {"name": "hyper-representation", "dataset": "mnist", "model": "mlp",
+            "partition": "iid", "clients": 100}  # fmt: skip
+    header = {"algorithm": algorithm, "seed": seed, "rounds": 2000, "config": {"task": task}}
+    records = [
+        {
+            "round": 1000 * j,
+            "communication_rounds": 1000 * j,
+            "floats_down": 250_000 * j,
+            "floats_up": 250_000 * j,
+            "bytes_down": 1_000_000 * j,
+            "bytes_up": 1_000_000 * j,
+            "seconds": 1.5 * j,
+            "projected": 0,
+            metric: value,
+        }
+        for j, value in enumerate(values)
+    ]
+    return History(header, records, end or {"status": "finished"})
+
+
+def test_summary_of_a_finished_run():
+    assert report.summary(history()) == (
+        "SimFBO on hyper-representation (mnist, mlp, iid, 100 clients): finished after 2,000 of "
+        "2,000 iterations.\n"
+        "Result: test loss 0.25.\n"
+        "Cost: 2,000 communication rounds, 2 MB sent to clients, 2 MB sent back, "
+        "3.0 s of computing."
+    )
+
+
+def test_summary_says_what_went_otherwise():
+    stopped = history(values=(1.0, 0.5), status="interrupted")
+    assert "interrupted after 1,000 of 2,000 iterations." in report.summary(stopped)
+    killed = history()
+    killed.end = None
+    assert "stopped without a word after 2,000 of 2,000" in report.summary(killed)
+    projected = history()
+    projected.records[-1]["projected"] = 1234
+    assert report.summary(projected).endswith("\nThe projection of v acted 1,234 times.")
+    assert "projection" not in report.summary(history())
+    assert report.summary(history(values=())) == "The run ended before its first evaluation."
+    bare = history()
+    for record in bare.records:
+        del record["test_loss"]
+    assert "\nResult: no metric was asked for.\n" in report.summary(bare)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({}, "a task"),
+        ({"task": {"name": "mine"}}, "mine"),
+        ({"task": {"name": "quadratic", "clients": 3, "dim_x": 4}}, "quadratic (3 clients)"),
+    ],
+)
+def test_describe(config, text):
+    assert report.describe(config) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (644_080, "644 kB"),
+        (999_400, "999 kB"),
+        (999_600, "1 MB"),
+        (1_290_000_000, "1.29 GB"),
+        (12_300_000_000_000, "12.3 TB"),
+        (1_230_000_000_000_000, "1.23e+03 TB"),
+    ],
+)
+def test_size(count, text):
+    assert report.size(count) == text
+
+
+def test_axes_are_rounds_megabytes_and_seconds():
+    axes = report.draw([history()]).axes
+    assert [ax.get_xlabel() for ax in axes] == [
+        "communication rounds",
+        "megabytes sent, both ways",
+        "seconds of computing",
+    ]
+    for ax, along in zip(axes, ([0, 1000, 2000], [0, 2, 4], [0, 1.5, 3]), strict=True):
+        (line,) = ax.lines
+        np.testing.assert_allclose(line.get_xdata(), along)
+        np.testing.assert_allclose(line.get_ydata(), [1.0, 0.5, 0.25])
+    assert axes[0].get_ylabel() == "test loss"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ((1.0, 0.5), "linear"),
+        ((1.0, 0.01), "linear"),
+        ((1.0, 0.009), "log"),
+        ((1.0, 0.0), "linear"),
+        ((1.0, -1e-9), "linear"),
+        ((1.0, float("nan")), "linear"),
+    ],
+)
+def test_log_scale_where_values_span_more_than_two_decades(values, scale):
+    assert report.draw([history(values=values)]).axes[0].get_yscale() == scale
+
+
+def test_the_scale_looks_at_all_runs():
+    low = history(values=(1e-4, 2e-4))
+    assert report.draw([low]).axes[0].get_yscale() == "linear"
+    assert report.draw([history(), low]).axes[0].get_yscale() == "log"
+
+
+def test_an_infinite_value_can_be_drawn(tmp_path):
+    report.save([history(values=(1.0, float("inf")), status="diverged")], tmp_path)
+    assert "inf" in (tmp_path / "report.html").read_text()
+
+
+def test_one_line_per_run(tmp_path):
+    runs = [history("SimFBO", seed=1), history("ShroFBO", (3.0, 2.0), seed=2)]
+    axes = report.draw(runs).axes
+    assert [line.get_label() for line in axes[2].lines] == ["SimFBO, seed 1", "ShroFBO, seed 2"]
+    assert len({line.get_color() for line in axes[0].lines}) == 2
+    report.save(runs, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == ["SimFBO, seed 1", "ShroFBO, seed 2"]
+    assert page.count("<table>") == 2
+    # Five evaluations and two heads.
+    assert page.count("<tr>") == 7
+
+
+def test_the_metric_can_be_chosen():
+    two = history()
+    for record in two.records:
+        record["test_accuracy"] = 0.9
+    assert report.metrics(two) == ["test_loss", "test_accuracy"]
+    figure = report.draw([two], "test_accuracy")
+    assert figure.axes[0].get_ylabel() == "test accuracy"
+    with pytest.raises(UserError, match=r"^The history holds no 'nothing'; it holds round, "):
+        report.draw([two], "nothing")
+
+
+@pytest.mark.parametrize(
+    ("runs", "sentence"),
+    [
+        ([], "There is nothing to draw: a run has no evaluation yet."),
+        ([history(values=())], "There is nothing to draw: a run has no evaluation yet."),
+        (
+            [history(), history(values=())],
+            "There is nothing to draw: a run has no evaluation yet.",
+        ),
+    ],
+)
+def test_nothing_to_draw(runs, sentence, tmp_path):
+    with pytest.raises(UserError) as caught:
+        report.save(runs, tmp_path / "new")
+    assert str(caught.value) == sentence
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_without_metrics_is_a_sentence():
+    bare = history()
+    for record in bare.records:
+        del record["test_loss"]
+    with pytest.raises(UserError) as caught:
+        report.draw([bare])
+    assert str(caught.value) == (
+        "There is nothing to draw: the run had no `evaluate`, so no metric."
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report")
+    bad = history(MALICE, metric="<img src=x onerror=alert(1)>")
+    bad.header["config"]["task"]["dataset"] = "<b>data</b>"
+    return report.save([bad], directory)
+
+
+def test_three_files(saved):
+    assert [path.name for path in saved] == ["figure.png", "figure.svg", "report.html"]
+    assert saved[0].read_bytes().startswith(b"\x89PNG\r\n")
+    assert "<svg" in saved[1].read_text()
+
+
+def test_the_page_needs_nothing_else(saved):
+    page = saved[2].read_text()
+    assert page.startswith("<!doctype html>")
+    links = re.findall(r"""\b(?:src|href)\s*=\s*["']?([^"'\s>]*)""", page.replace("&lt;", "<"))
+    # The escaped metric above is the only src; everything else points into the page.
+    assert {link for link in links if not link.startswith("#")} == {"x"}
+    assert all(target.startswith("#") for target in re.findall(r"url\(['\"]?(.)", page))
+    assert not re.search(r"<(link|script|iframe|img|object|embed)\b|@import", page)
+
+
+def test_the_page_escapes_what_runs_are_called(saved):
+    page = saved[2].read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<b>data" not in page
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;</h2>" in page
+    assert page.count("<h2>") == page.count("</h2>") == 1
+    assert "<th>&lt;img src=x onerror=alert(1)&gt;</th>" in page
+
+
+def test_cells_of_the_page(saved):
+    page = saved[2].read_text()
+    row = "<tr><td>1,000</td><td>1 MB</td><td>1 MB</td><td>1.50</td><td>0.5</td></tr>"
+    assert row in page
+
+
+def test_labels_say_what_sets_runs_apart():
+    def history(partition, seed):
+        task = {"name": "t", "partition": partition}
+        config = {"task": task, "algorithm": {"name": "simfbo"}, "seed": seed}
+        return History({"algorithm": "SimFBO", "seed": seed, "config": config, "versions": {}})
+
+    assert report.labels([history("iid", 0)]) == ["SimFBO"]
+    assert report.labels([history("iid", 0), history("shards", 0)]) == [
+        "SimFBO, partition iid",
+        "SimFBO, partition shards",
+    ]
+    assert report.labels([history("iid", 0), history("iid", 1)]) == [
+        "SimFBO, seed 0",
+        "SimFBO, seed 1",
+    ]

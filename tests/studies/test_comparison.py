@@ -1,0 +1,178 @@
+"""Comparisons: who runs with what, the numbers of the table and the bands."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from simfbo.errors import UserError
+from simfbo.runs.history import History
+from simfbo.studies import comparison
+from simfbo.studies import figures as bands
+
+TREE = {
+    "rounds": 30,
+    "task": {"name": "quadratic", "clients": 4},
+    "methods": {
+        "plain": {"algorithm": {"name": "simfbo"}},
+        "nested": {"rounds": 5, "algorithm": {"name": "fednest", "neumann_terms": 2}},
+        "fedmbo": {},
+    },
+}
+
+
+def history(values, seed=0, status="finished", scale=1):
+    records = [
+        {
+            "round": 10 * j,
+            "communication_rounds": scale * 10 * j,
+            "bytes_down": 2_000_000 * j,
+            "bytes_up": 1_000_000 * j,
+            "seconds": 0.1 * j,
+            "cpu_seconds": 0.5 * j,
+            "test_accuracy": value,
+        }
+        for j, value in enumerate(values)
+    ]
+    header = {"algorithm": "A", "seed": seed, "rounds": 20, "config": {"task": {"name": "t"}}}
+    return History(header, records, {"status": status})
+
+
+def test_plan_shares_what_is_common_and_keeps_what_is_not():
+    methods = comparison.plan(TREE, {"seed": 3})
+    assert list(methods) == ["plain", "nested", "fedmbo"]
+    assert {config.task.clients for config in methods.values()} == {4}
+    assert {config.seed for config in methods.values()} == {3}
+    assert [config.rounds for config in methods.values()] == [30, 5, 30]
+    assert methods["nested"].algorithm.neumann_terms == 2
+    assert methods["fedmbo"].algorithm.name == "fedmbo"
+    assert methods["fedmbo"].sampling.kind == "with-replacement"
+    assert "methods" in TREE
+
+
+def test_plan_merges_tables_key_by_key():
+    tree = {**TREE, "sampling": {"size": 2}, "methods": {"simfbo": {"sampling": {
+        "kind": "with-replacement"}}}}  # fmt: skip
+    (config,) = comparison.plan(tree, {}).values()
+    assert (config.sampling.kind, config.sampling.size) == ("with-replacement", 2)
+    with pytest.raises(UserError, match="'algorithm' is each method's own"):
+        comparison.plan({**TREE, "algorithm": {"radius": 3.0}}, {})
+
+
+def test_plan_lets_flags_win_and_takes_some():
+    methods = comparison.plan(TREE, {"rounds": 2, "task.clients": 3}, ["nested"])
+    assert list(methods) == ["nested"]
+    assert (methods["nested"].rounds, methods["nested"].task.clients) == (2, 3)
+
+
+def test_plan_without_a_file_takes_names_of_algorithms():
+    methods = comparison.plan({}, {"task.name": "quadratic"}, ["lfednest", "memfbo"])
+    assert [config.algorithm.name for config in methods.values()] == ["lfednest", "memfbo"]
+    assert len(comparison.plan({}, {"task.name": "quadratic"})) == 8
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        ({}, "'methods' must hold a table for each method, as [methods.fednest]."),
+        ([1], "'methods' must hold a table for each method, as [methods.fednest]."),
+        ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
+        (
+            {"../a": {}},
+            "'../a' names a folder: use letters, digits, '.', '-' and '_' for it, up to 60 of "
+            "them.",
+        ),
+        ({"a": {"seed": 1}}, "'methods.a.seed' is no setting: all methods share the seed."),
+        (
+            {"fednest": {"algorithm": {"name": "fednest", "terms": 3}}},
+            "In method 'fednest': 'algorithm.terms' is no setting. Did you mean "
+            "'algorithm.neumann_terms'?",
+        ),
+        (
+            {"a": {}},
+            "In method 'a': 'algorithm.name' is wrong: use simfbo, shrofbo, fednest, lfednest, "
+            "aggitd, fedbio, fedmbo or memfbo, got 'a'.",
+        ),
+    ],
+)
+def test_plan_of_nonsense(methods, sentence):
+    with pytest.raises(UserError) as caught:
+        comparison.plan({**TREE, "methods": methods}, {})
+    assert str(caught.value) == sentence
+
+
+def test_plan_of_an_unknown_method():
+    with pytest.raises(UserError, match="no method 'x': there are plain, nested, fedmbo"):
+        comparison.plan(TREE, {}, ["x"])
+
+
+def test_rows():
+    groups = {
+        "good": [history([0.1, 0.8, 0.9]), history([0.1, 0.9, 0.96], 1)],
+        "bad": [history([0.1, 0.2, 0.2], scale=7), history([0.1, 0.1, 0.8], 1, scale=7)],
+        "lost": [history([0.1, math.nan], status="diverged"), history([0.1, 0.5, 0.5])],
+    }
+    good, bad, lost = comparison.rows(groups, "test_accuracy", [0.8, 0.95])
+    assert good["test accuracy"] == "0.93 ± 0.042"
+    assert (good["iterations"], good["rounds"], good["MB"], good["CPU s"]) == (
+        "20",
+        "20",
+        "6",
+        "1.0",
+    )
+    assert good["to 0.8: rounds / MB / CPU s"] == "10 / 3 / 0.5"
+    assert good["to 0.95: rounds / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["rounds"] == "140"
+    assert bad["to 0.8: rounds / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["to 0.95: rounds / MB / CPU s"] == "–"  # noqa: RUF001
+    assert lost["test accuracy"] == "1 of 2 diverged"
+
+
+def test_targets_of_a_loss_are_reached_from_above():
+    runs = [history([1.0, 0.3, 0.2])]
+    for record in runs[0].records:
+        record["loss"] = record.pop("test_accuracy")
+    (row,) = comparison.rows({"a": runs}, "loss", [0.3])
+    assert row["to 0.3: rounds / MB / CPU s"] == "10 / 3 / 0.5"
+
+
+def test_band_is_students_interval_at_every_evaluation():
+    places, values = [[0, 2, 4], [0, 4, 6, 8], [0, 3, 5]], [[0, 2, 4], [1, 3, 5, 9], [2, 4, 6]]
+    along, middle, half = bands.band(places, values)
+    np.testing.assert_allclose(along, [0, 3, 5])
+    np.testing.assert_allclose(middle, [1, 3, 5])
+    low, high = stats.t.interval(0.95, 2, middle, stats.sem([0, 1, 2]))
+    np.testing.assert_allclose([middle - half, middle + half], [low, high])
+
+
+def test_band_of_one_run_has_no_width():
+    grid, middle, half = bands.band([[0, 1]], [[3, 4]])
+    assert (grid.tolist(), middle.tolist(), half.tolist()) == ([0, 1], [3, 4], [0, 0])
+
+
+def test_draw_has_a_line_and_a_band_per_method():
+    groups = {"a": [history([0.1, 0.5]), history([0.1, 0.7], 1)], "b": [history([0.2, 0.3])]}
+    figure = bands.draw(groups, "test_accuracy")
+    labels = [ax.get_xlabel() for ax in figure.axes]
+    assert labels == ["communication rounds", "megabytes sent, both ways", "processor seconds"]
+    for ax, ends in zip(figure.axes, ([10, 10], [3, 3], [0.5, 0.5]), strict=True):
+        assert [line.get_xdata()[-1] for line in ax.lines] == ends
+        assert [line.get_ydata()[-1] for line in ax.lines] == pytest.approx([0.6, 0.3])
+        assert len(ax.collections) == 2
+    gap = bands.band([[0, 1], [0, 1]], [[1, math.inf], [1, 2]])[1]
+    assert gap[0] == 1
+    assert math.isnan(gap[1])
+    with pytest.raises(UserError, match="nothing to draw"):
+        bands.draw({"a": [history([])]}, "test_accuracy")
+
+
+def test_jobs_share_seeds(tmp_path):
+    methods = comparison.plan(TREE, {}, ["plain", "nested"])
+    jobs = comparison.jobs(methods, [4, 7], tmp_path)
+    assert [(job.directory.name, job.config.seed) for job in jobs] == [
+        ("plain-seed4", 4), ("nested-seed4", 4), ("plain-seed7", 7), ("nested-seed7", 7),
+    ]  # fmt: skip
+    for wrong in ("a", -1, 0.5, True):
+        with pytest.raises(UserError, match="'seed' is wrong"):
+            comparison.jobs(methods, [0, wrong], tmp_path)
