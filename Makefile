@@ -3,12 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test setup lint types unit benchmark-setup lock sbom clean
+.PHONY: demo test test-quick test-all coverage api setup lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
 
 test: setup lint types unit  ## Everything that CI runs
+
+test-quick: setup  ## The inner loop: the rooms that need no compilation, under a minute
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not compiles"
+
+test-all: setup lint types  ## Everything, the long walks and real processes included
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+
+coverage: setup  ## Which lines the tests reach; writes coverage.xml
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
 
 setup: .venv/.done
 
@@ -23,12 +32,17 @@ setup: .venv/.done
 lint: setup
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry src
 
 types: setup
 	$(BIN)/basedpyright --level error
 
 unit: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+api: setup  ## Write docs/reference-api.md from the docstrings
+	$(BIN)/python docs/make_api.py
 
 benchmark-setup: setup  ## PyTorch, for benchmarks/round_speed only
 	$(PIP) --no-build-isolation --editable '.[benchmark]'

@@ -1,12 +1,12 @@
-"""Learn how much each group must count."""
+"""Learn how much weight each group needs."""
 
 # %% [markdown]
-# # A model that serves the smallest group too
+# # A model that works for the smallest group too
 #
-# Twenty sites read digits with a camera. At most of them it hangs upright, at a few it was mounted
-# sideways or upside down. One model is trained for all, and it is good where most of the data comes
-# from. Here the federation learns how much each group must count so that the worst one fares
-# better.
+# Twenty sites read digits with a camera. Most cameras are upright, but a few were mounted sideways
+# or upside down. One model is trained for all sites, and it is good where most of the data comes
+# from. Here the federation learns how much weight each group needs to reduce the loss of the worst
+# one.
 
 # %%
 import argparse
@@ -19,25 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, datasets, solve
-from simfbo.core import partition
+from simfbo import SimulatedFederation, datasets, partition, solve
 from simfbo.runs.report import COLOURS, style
-from simfbo.tasks import baselines, fair, linear, samples
-from simfbo.tasks._fair import group_means, weights
+from simfbo.tasks import baselines, fair, group_weights, linear, metrics, samples
 from simfbo.tasks.models import Linear
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-fair"))
 parser.add_argument("--rounds", type=int, help="500, or 60 if small")
-parser.add_argument("--small", action="store_true", help="seconds instead of a minute")
+parser.add_argument("--small", action="store_true", help="run for seconds rather than a minute")
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
 rounds = options.rounds or (60 if options.small else 500)
 
 # %% [markdown]
-# ## The data, and who holds it
+# ## The data and the clients
 #
-# 1,437 digits of 8 x 8 pixels, dealt to twenty sites: 15 upright, 3 sideways and 2 upside down. Of
-# the test images a third is in each group. Groups need not be sites: any number per row will do.
+# 1,437 digits of 8 x 8 pixels, dealt to twenty sites: 15 upright, 3 sideways and 2 upside down. A
+# third of the test images is in each group. Groups need not be sites: any number per row will do.
 # `datasets.load_table("mortgages")` has groups of its own; `samples.from_table` prepares them.
 
 # %%
@@ -60,8 +58,8 @@ task = fair(rows, parts, (group, test_group))
 shares = np.bincount(group) / len(group)
 
 # %% [markdown]
-# The task reports the loss of the worst group. To see each group, we let the run and its baselines
-# measure more.
+# The task reports the loss of the worst group. To see every group, we add metrics to the run and
+# its baselines.
 
 
 # %%
@@ -70,18 +68,18 @@ def group_losses(y: Linear) -> jax.Array:
     """Return each group's mean loss on test images."""
     inputs, target, groups = map(jnp.asarray, (rows.test_features, rows.test_target, test_group))
     losses = linear.losses(linear.averaged(y)(inputs), target, rows.classes)
-    return group_means(losses, groups, len(NAMES))
+    return metrics.group_means(losses, groups, len(NAMES))
 
 
 def by_group(state: Any) -> dict[str, float]:
-    """Return each group's loss on test images, and how much it counts in training."""
-    means, counted = np.asarray(group_losses(state.y.models)), weights(state.x, shares)
+    """Return each group's loss on test images, and its weight in training."""
+    means, counted = np.asarray(group_losses(state.y.models)), group_weights(state.x, shares)
     loss = {f"loss {name}": float(means[i]) for i, name in enumerate(NAMES)}
     return loss | {f"weight {name}": float(counted[i]) for i, name in enumerate(NAMES)}
 
 
 def watched(case: Any) -> Any:
-    """Return a task or baseline that measures every group too."""
+    """Return a task or baseline that also measures every group."""
     return case._replace(evaluate=lambda state: {**case.evaluate(state), **by_group(state)})
 
 
@@ -96,8 +94,8 @@ history = solve(task, rounds=rounds)
 # %% [markdown]
 # ## Without a bilevel method
 #
-# The same sites train by FedAvg: as they are, with inverse frequencies as weights, and with the
-# best of nine powers of those. No baseline sends more than the run did.
+# The same sites train by FedAvg: without weights, with inverse frequencies as weights, and with the
+# best of nine powers of those. No baseline sends more bytes than the run did.
 
 # %%
 if options.small:
@@ -123,7 +121,7 @@ for (name, _), values in zip(lines, losses, strict=True):
     colour, marker = looks[name]
     left.scatter(values, places, color=colour, marker=marker, s=60, label=name, zorder=3)
 left.set_yticks(places, [f"{name}\n{shares[i]:.0%} of rows" for i, name in enumerate(NAMES)])
-left.set(ylim=(-1.5, len(NAMES) - 0.6), title="What each group gets")
+left.set(ylim=(-1.5, len(NAMES) - 0.6), title="The loss of each group")
 style(left, "loss on the group's test images")
 left.legend(frameon=False, loc="lower right", handletextpad=0.2)
 
@@ -131,7 +129,7 @@ for name, colour in zip(NAMES, COLOURS[1:], strict=False):
     right.plot(history.column("round"), history.column(f"weight {name}"), color=colour, lw=2)
     right.annotate(name, (rounds, last[f"weight {name}"]), (4, 0), textcoords="offset points",
                    va="center", color=colour)  # fmt: skip
-right.set(ylabel="weight of a row in training", ylim=(0, None), title="How it comes about")
+right.set(ylabel="weight of a row in training", ylim=(0, None), title="The weights over the run")
 right.margins(x=0)
 style(right, "rounds of SimFBO")
 options.output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +137,8 @@ figure.savefig(options.output / "figure.png", dpi=100)
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# Left: the groups' losses come together, and the upright sites pay, as they must: one linear model
-# cannot serve all. Right: a row from an upside-down camera ends up counting as much as twenty
-# upright ones, three times what inverse frequencies say. That goes a little far: on test images
-# the upright ones are now the worst. Where a group's labels are merely noisier, no weights help.
+# Left: the groups' losses move together at the expense of the upright sites, which is unavoidable
+# with a single linear model. Right: a row from an upside-down camera ends up with the weight of
+# twenty upright ones, three times what inverse frequencies give. That is slightly too much: on test
+# images the upright group is now the worst. If a group's labels are merely noisier, no weights
+# help.

@@ -3,8 +3,8 @@
 # %% [markdown]
 # # Whose labels can be trusted?
 #
-# Twenty clients label images of digits, some with care and some at random: half of all labels are
-# wrong, and nobody knows which. Each client had five of its images checked by an expert. Here the
+# Twenty clients label images of digits, some carefully and some at random: half of all labels are
+# wrong, and nobody knows which. For each client, an expert has checked five images. Here the
 # federation learns from those hundred checked labels how far to trust each of the others, while it
 # trains on them.
 
@@ -16,39 +16,37 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, datasets, solve
-from simfbo.core import partition
+from simfbo import SimulatedFederation, datasets, partition, solve
 from simfbo.runs.report import COLOURS, style
-from simfbo.tasks import baselines, label_cleaning, samples
-from simfbo.tasks._label_cleaning import corrupted, set_apart, trust_in
+from simfbo.tasks import baselines, label_cleaning, label_noise, samples, trust_in
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-label-cleaning"))
 parser.add_argument("--rounds", type=int, help="500, or 80 if small")
-parser.add_argument("--small", action="store_true", help="seconds instead of a minute")
+parser.add_argument("--small", action="store_true", help="run for seconds rather than a minute")
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
 rounds = options.rounds or (80 if options.small else 500)
 
 # %% [markdown]
-# ## The data, and who holds it
+# ## The data and the clients
 #
-# 1,437 digits of 8 x 8 pixels, dealt to twenty clients at random. The task makes labels wrong, each
-# client's at a rate of its own between 0 and 100 %. The two lines at the end draw the same noise
-# once more, for the figure alone: the run does not see them.
+# 1,437 digits of 8 x 8 pixels, dealt to twenty clients at random. The task replaces labels by wrong
+# ones, at a different rate for each client between 0 and 100 %. The last two lines draw the same
+# noise again, for the figure only: the run does not see them.
 
 # %%
 rows = samples.from_images(datasets.load("digits"))
 parts = partition.iid(len(rows.target), clients=20)
 task = label_cleaning(rows, parts, wrong=0.5, clean=100, trust="network")
 
-lower, _ = set_apart(parts, count=100, seed=0)
-noisy = corrupted(rows.target, lower, share=0.5, classes=rows.classes, seed=0)
+lower, _ = label_noise.set_apart(parts, count=100, seed=0)
+noisy = label_noise.corrupted(rows.target, lower, share=0.5, classes=rows.classes, seed=0)
 
 # %% [markdown]
 # ## The run
 #
-# The trust in a label is a small network of one number: how badly the label fits a model that was
-# trained on all labels alike. So the upper variable has 25 numbers, however many labels there are.
+# The trust in a label is a small network of one number: how badly the label fits a model trained on
+# all labels. So the upper variable has 25 numbers, however many labels there are.
 
 # %%
 history = solve(task, rounds=rounds)
@@ -60,8 +58,8 @@ trust = np.asarray(trust_in(state.x, state.y, batch, rows.classes))
 # ## Without a bilevel method
 #
 # The same clients train by FedAvg: on all labels as they are, on the checked ones only, on all with
-# the best of eight penalties, and on labels that are all right, which nobody has. No baseline sends
-# more than the run did.
+# the best of eight penalties, and on correct labels only, which nobody has. No baseline sends more
+# bytes than the run did.
 
 # %%
 if options.small:
@@ -79,7 +77,7 @@ print(baselines.table(outcomes, "SimFBO, trust learnt", last, task.metric))
 figure = Figure(figsize=(9, 4), layout="constrained")
 left, right = figure.subplots(1, 2)
 shares = np.array([noisy.wrong[own].mean() for own in lower])
-left.plot([0, 100], [1, 0], color="#888", ls="--", lw=1.4, label="the share of right labels")
+left.plot([0, 100], [1, 0], color="#888", ls="--", lw=1.4, label="the share of correct labels")
 left.scatter(100 * shares, [trust[own].mean() for own in lower], color=COLOURS[0], s=40, zorder=3)
 left.legend(frameon=False, loc="lower left")
 left.set(ylabel="mean trust in the client's labels", title="Each of 20 clients")
@@ -88,7 +86,7 @@ style(left, "wrong labels of the client, %")
 unchecked = np.concatenate(lower)
 found, wrong = trust[unchecked], noisy.wrong[unchecked]
 right.hist([found[~wrong], found[wrong]], bins=np.linspace(0, 1, 11), color=COLOURS[:2],
-           label=["right", "wrong"], log=True)  # fmt: skip
+           label=["correct", "wrong"], log=True)  # fmt: skip
 right.set(ylabel="labels (logarithmic)", xlim=(0, 1), title=f"Each of {len(found):,} labels")
 style(right, "trust in the label")
 right.legend(frameon=False, title="the label is", alignment="left", loc="upper center")
@@ -97,7 +95,8 @@ figure.savefig(options.output / "figure.png", dpi=100)
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# Left: the federation finds out who labels with care, although the network never hears which client
-# a label is from. Right: few labels lie in between, and few on the wrong side; mind the scale.
-# Wrong labels are at random here. Where one class is always taken for another, wrong labels can fit
-# the model as well as right ones, and trust by fit does not find them.
+# Left: the federation finds out who labels carefully, although the network does not know which
+# client a label comes from. Right: few labels are in between, and few on the wrong side; note the
+# logarithmic scale. Wrong labels are random here. If one class is always mistaken for another,
+# wrong labels can fit the model as well as correct ones, and trust based on the fit does not find
+# them.

@@ -1,12 +1,12 @@
-"""Learn to make up for an imbalance of classes."""
+"""Learn to correct for an imbalance of classes."""
 
 # %% [markdown]
-# # Rare classes that must not be forgotten
+# # Rare classes that must not be ignored
 #
-# Twenty clients train a classifier, and of some classes they hold twenty times as many samples as
+# Twenty clients train a classifier, and they hold twenty times as many samples of some classes as
 # of others. A model that is right on average then learns to ignore the rare ones. Weights in
-# inverse proportion to the counts are the usual cure, and a guess. Here the federation learns,
-# class by class, how much to make up for.
+# inverse proportion to the counts are the usual remedy, but only a guess. Here the federation
+# learns the correction for every class.
 
 # %%
 import argparse
@@ -19,38 +19,37 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, datasets, solve
-from simfbo.core import partition
+from simfbo import SimulatedFederation, datasets, partition, solve
 from simfbo.runs.report import COLOURS, style
-from simfbo.tasks import baselines, linear, long_tail, samples
-from simfbo.tasks._long_tail import by_class, long_tailed
+from simfbo.tasks import baselines, linear, long_tail, metrics, samples
 from simfbo.tasks.models import Linear
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-long-tail"))
 parser.add_argument("--rounds", type=int, help="500, or 60 if small")
-parser.add_argument("--small", action="store_true", help="seconds instead of a minute")
+parser.add_argument("--small", action="store_true", help="run for seconds rather than a minute")
 parser.add_argument("--dataset", default="digits", choices=("digits", "optdigits"))
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
 rounds = options.rounds or (60 if options.small else 500)
 
 # %% [markdown]
-# ## The data, and who holds it
+# ## The data and the clients
 #
-# Digits of 8 x 8 pixels, of which most are left out, so that the commonest is there twenty times as
-# often as the rarest. The rest is dealt to twenty clients at random. Test images are balanced.
-# `optdigits` is the full set of the same digits, three times as many; it is fetched if need be.
+# Digits of 8 x 8 pixels, most of them removed so that the most common class is twenty times as
+# large as the rarest. The rest is dealt to twenty clients at random. Test images are balanced.
+# `optdigits` is the full set of the same digits, three times as many; it is downloaded if
+# necessary.
 
 # %%
 rows = samples.from_images(datasets.load(options.dataset))
-kept = long_tailed(rows.target, imbalance=20, seed=0)
+kept = samples.long_tailed(rows.target, imbalance=20, seed=0)
 rows = rows._replace(features=rows.features[kept], target=rows.target[kept])
 task = long_tail(rows, partition.iid(len(rows.target), clients=20))
 counts = np.bincount(rows.target)
 
 # %% [markdown]
-# The task reports the mean accuracy over classes. To see each class, we let the run and its
-# baselines measure more.
+# The task reports the mean accuracy over classes. To see every class, we add metrics to the run and
+# its baselines.
 
 
 # %%
@@ -62,12 +61,12 @@ def predicted(y: Linear) -> jax.Array:
 
 def by_digit(state: Any) -> dict[str, float]:
     """Return the accuracy on the test images of every digit."""
-    found = by_class(np.asarray(predicted(state.y)), rows.test_target, rows.classes)
+    found = metrics.by_class(np.asarray(predicted(state.y)), rows.test_target, rows.classes)
     return {f"digit {digit}": float(value) for digit, value in enumerate(found)}
 
 
 def watched(case: Any) -> Any:
-    """Return a task or baseline that measures every digit too."""
+    """Return a task or baseline that also measures every digit."""
     return case._replace(evaluate=lambda state: {**case.evaluate(state), **by_digit(state)})
 
 
@@ -82,9 +81,9 @@ history = solve(task, rounds=rounds)
 # %% [markdown]
 # ## Without a bilevel method
 #
-# The same clients train by FedAvg: as they are, with inverse frequencies as weights, with scores
-# shifted by the logarithm of the frequencies, and with the best of nine such shifts. No baseline
-# sends more than the run did.
+# The same clients train by FedAvg: without correction, with inverse frequencies as weights, with
+# scores shifted by the logarithm of the frequencies, and with the best of nine such shifts. No
+# baseline sends more bytes than the run did.
 
 # %%
 if options.small:
@@ -113,8 +112,8 @@ for name, place, values in zip(lines, places, table, strict=True):
     ax.scatter(place, values, color=colour, marker=marker, s=45, label=name, zorder=3)
 ax.set_xticks(range(len(order)), [f"{digit}\n{counts[digit]}" for digit in order])
 ax.set(ylabel="accuracy on test images, %",
-       title=f"Every class of {options.dataset}, from the commonest to the rarest")  # fmt: skip
-style(ax, "digit, and how many of it all clients hold together")
+       title=f"Every class of {options.dataset}, from the most common to the rarest")  # fmt: skip
+style(ax, "digit, and its number of samples over all clients")
 ax.legend(frameon=False, loc="lower center")
 ax.grid(visible=False, axis="x")
 options.output.mkdir(parents=True, exist_ok=True)
@@ -122,7 +121,7 @@ figure.savefig(options.output / "figure.png", dpi=100)
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# From left to right classes get rarer. Plain training loses the rare ones; SimFBO wins most of that
-# back, and pays with the commonest. Inverse frequencies do as well on these few digits, at half of
-# the bytes: try them first. One test image is 3 % of a class here, so small differences mean
-# little.
+# From left to right, classes get rarer. Plain training is poor on the rare ones; SimFBO recovers
+# most of that, at the expense of the most common ones. Inverse frequencies do as well on these few
+# digits with half of the bytes: try them first. One test image is 3 % of a class here, so small
+# differences mean little.

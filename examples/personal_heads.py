@@ -1,12 +1,12 @@
-"""Give clients that took no part heads of their own."""
+"""Give clients that were not in training heads of their own."""
 
 # %% [markdown]
-# # What a federation leaves to those who come later
+# # How clients that join later benefit
 #
-# Clients who each see a few classes train a network together: the hidden layer is shared, a linear
-# head sits on it. Then a client comes along that took no part, with 36 labelled images of its own.
-# It keeps the hidden layer, which knows digits, and fits a head of its own, which knows its
-# classes. The upper level trains the layer for the head that will sit on it.
+# Clients that each have a few classes train a network together: a shared hidden layer with a linear
+# head on top. Then a new client joins, with 36 labelled images of its own. It keeps the hidden
+# layer, which knows digits, and fits its own head, which knows its classes. The upper level trains
+# the layer for the head that will be put on top of it.
 
 # %%
 import argparse
@@ -18,30 +18,28 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from simfbo import SimulatedFederation, datasets, solve
-from simfbo.core import partition
+from simfbo import SimulatedFederation, datasets, partition, solve
 from simfbo.runs.report import COLOURS, style
 from simfbo.tasks import baselines, hyper_representation
-from simfbo.tasks._hyper_representation import moments
-from simfbo.tasks._personal import Half, fit_head, halves
-from simfbo.tasks.models import mlp, standardise
+from simfbo.tasks.models import mlp, moments, standardise
+from simfbo.tasks.personal_heads import Half, fit_head, halves
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-personal-heads"))
 parser.add_argument("--rounds", type=int, help="500, or 60 if small")
-parser.add_argument("--small", action="store_true", help="seconds instead of a minute")
+parser.add_argument("--small", action="store_true", help="run for seconds rather than a minute")
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
 rounds = options.rounds or (60 if options.small else 500)
 
 # %% [markdown]
-# ## The data, and who holds it
+# ## The data and the clients
 #
-# 1,437 digits of 8 x 8 pixels, dealt to twenty clients such that each sees two or three of the ten.
-# The last five take no part. Each fits its head on half of its 72 images and is tested on the
-# other.
+# 1,437 digits of 8 x 8 pixels, dealt to twenty clients so that each has two or three of the ten
+# classes. The last five are not in training. Each fits its head on half of its 72 images and is
+# tested on the other half.
 
 # %%
-UNSEEN, PULL = 5, 0.2  # clients; how strongly a head of one's own is drawn to the shared one
+UNSEEN, PULL = 5, 0.2  # clients; how strongly their heads are pulled towards the shared one
 images = datasets.load("digits")
 pixels, labels = images.train_images, images.train_labels
 parts = partition.shards(labels, clients=20, per_client=2)
@@ -57,9 +55,9 @@ history = solve(task, rounds=rounds)
 # %% [markdown]
 # ## Without a bilevel method
 #
-# The same clients train by FedAvg: only the head, on a hidden layer left at random; and hidden
-# layer and head together, on all their images, as is usual. No baseline sends more than the run
-# did. The table shows the mean accuracy of the heads that the five unseen clients fitted.
+# The same clients train by FedAvg: only the head, on a random hidden layer; and hidden layer and
+# head together, on all their images, as is usual. No baseline sends more bytes than the run did.
+# The table shows the mean accuracy of the heads that the five unseen clients fitted.
 
 # %%
 if options.small:
@@ -73,7 +71,7 @@ print(baselines.table(outcomes, "SimFBO", last, task.metric))
 # %% [markdown]
 # ## Each of the unseen clients
 #
-# `fit_head` is all that such a client does: convex, on its own machine, with nothing sent.
+# `fit_head` is all that such a client does: a convex problem on its own machine; nothing is sent.
 
 # %%
 fitted, tested = halves(pixels, labels, parts[-UNSEEN:], seed=0)
@@ -81,7 +79,7 @@ scale = moments(pixels)
 
 
 def features(half: Half) -> jax.Array:
-    """Return what the shared hidden layer makes of a client's images."""
+    """Return the output of the shared hidden layer for a client's images."""
     x: Any = history.state.x
     return model.features(x, standardise(half.images, *scale, x.weight.dtype))
 
@@ -108,7 +106,7 @@ ax.hlines(places, before[order], after[order], color=COLOURS[0], lw=3, alpha=0.3
 ax.scatter(before[order], places, color="#888", s=70, label="the shared head", zorder=3)
 ax.scatter(after[order], places, color=COLOURS[0], s=70, label="its own head", zorder=4)
 ax.set_yticks(places, [f"holds {held}" for held in digits])
-ax.set(title="Five clients that took no part", ylim=(-0.5, UNSEEN - 0.5))
+ax.set(title="Five clients that were not in training", ylim=(-0.5, UNSEEN - 0.5))
 style(ax, "accuracy on the client's test images, %")
 ax.legend(frameon=False)
 options.output.mkdir(parents=True, exist_ok=True)
@@ -116,7 +114,7 @@ figure.savefig(options.output / "figure.png", dpi=100)
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# Each line is a client. The shared head has to tell ten digits apart; one's own starts from it and
-# learns which two there are. Where clients hold all digits there is nothing to gain: dealt by
+# Each line is a client. The shared head has to tell ten digits apart; a client's own head starts
+# from it and learns which two there are. If clients have all digits there is nothing to gain: with
 # `partition.dirichlet(labels, clients=20, alpha=0.5)`, own heads were no better. Nor does the
-# hidden layer need two levels here: the table's three differ by one test image of 180.
+# hidden layer need two levels here: the three rows of the table differ by one test image of 180.

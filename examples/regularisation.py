@@ -1,12 +1,12 @@
 """Learn an L2 penalty for every feature."""
 
 # %% [markdown]
-# # Which features matter, when no one may pool the records?
+# # Which features matter when records cannot be pooled?
 #
 # Twenty clinics predict the same outcome from the same forty measurements. Each has fifteen
 # patients, far too few to tell useful measurements from useless ones alone. One L2 penalty for all
-# features either lets the useless ones in or holds the useful ones back. Here every feature gets a
-# penalty of its own, chosen by a cross-validation that runs across the clinics.
+# features either keeps the useless ones or suppresses the useful ones. Here every feature gets its
+# own penalty, chosen by a cross-validation across the clinics.
 
 # %%
 import argparse
@@ -18,23 +18,22 @@ from matplotlib.figure import Figure
 
 from simfbo import SimulatedFederation, solve
 from simfbo.runs.report import COLOURS, style
-from simfbo.tasks import baselines, regularisation, samples
-from simfbo.tasks._regularisation import strengths
+from simfbo.tasks import baselines, penalties, regularisation, samples
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--output", type=Path, default=Path("runs/example-regularisation"))
 parser.add_argument("--rounds", type=int, help="500, or 60 if small")
-parser.add_argument("--small", action="store_true", help="seconds instead of a minute")
+parser.add_argument("--small", action="store_true", help="run for seconds rather than a minute")
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
 rounds = options.rounds or (60 if options.small else 500)
 
 # %% [markdown]
-# ## The data, and who holds it
+# ## The data and the clients
 #
-# The rows are made up, so that the truth is known: 8 of the 40 features matter. Each client's
-# features are shifted its own way. A table with clients of its own does as well:
+# The rows are synthetic, so the truth is known: 8 of the 40 features matter. Each client's features
+# have a different shift. A table with natural clients works too:
 # `samples.from_table(simfbo.datasets.load_table("schools"))` has 160 schools and their pupils.
-# Which features matter is not known there, so `held.relevant` is None and all dots have one colour.
+# Which features matter is unknown there: `held.relevant` is None and all dots have one colour.
 
 # %%
 held = samples.synthetic(clients=20, per_client=15, features=40, relevant=8)
@@ -43,18 +42,19 @@ task = regularisation(held.samples, held.parts, relevant=held.relevant, floor=0.
 # %% [markdown]
 # ## The run
 #
-# SimFBO learns the forty penalties and the model at the same time. It finds its step sizes itself.
+# SimFBO learns the forty penalties and the model at the same time. Step sizes are chosen
+# automatically.
 
 # %%
 history = solve(task, rounds=rounds)
-penalties = strengths(history.state.x, floor=0.01)
+learnt = penalties(history.state.x, floor=0.01)
 
 # %% [markdown]
 # ## Without a bilevel method
 #
-# The same clients train by FedAvg: with a guess for all features, with the best of twenty guesses,
-# and with the features that matter told beforehand, which nobody is. No baseline sends more than
-# the run did; the twenty guesses share that.
+# The same clients train by FedAvg: with one penalty for all features, with the best of twenty, and
+# with only the features that matter, which nobody knows beforehand. No baseline sends more bytes
+# than the run did; the twenty candidates share that budget.
 
 # %%
 if options.small:
@@ -69,7 +69,7 @@ print(baselines.table(outcomes, "SimFBO, a penalty per feature", last, task.metr
 # ## The figure
 
 # %%
-order = np.argsort(penalties)
+order = np.argsort(learnt)
 relevant = np.zeros(len(order), bool) if held.relevant is None else held.relevant[order]
 figure = Figure(figsize=(8, 4.5), layout="constrained")
 ax = figure.subplots()
@@ -78,23 +78,22 @@ for matters, name, colour in (
     (False, "does not matter", COLOURS[1]),
 ):
     places = np.flatnonzero(relevant == matters)
-    values = penalties[order][places]
+    values = learnt[order][places]
     ax.vlines(places, 0.01, values, color=colour, lw=2, alpha=0.4)
     ax.scatter(places, values, color=colour, s=36, zorder=3, label=name)
 if len(outcomes) > 1:  # the second is the best of twenty
     best = task.baselines[1].candidates[outcomes[1].chosen]
-    ax.axhline(strengths(best, floor=0.01)[0], color="#444", ls="--", lw=1.4, zorder=1,
+    ax.axhline(penalties(best, floor=0.01)[0], color="#444", ls="--", lw=1.4, zorder=1,
                label="one penalty for all, best of 20")  # fmt: skip
 ax.set(yscale="log", ylabel="L2 penalty learnt", xlim=(-1, len(order)),
        title=f"{len(order)} features, of which {relevant.sum()} matter; 20 clients")  # fmt: skip
-style(ax, "features, in the order of their penalties")
+style(ax, "features, sorted by penalty")
 ax.legend(frameon=False, loc="upper left")
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# Each dot is a feature. The eight that matter keep small penalties, and the others are shut off; no
-# single penalty can do both, so the search has to keep the useless features. Where all features
-# matter a little, or there are few of them, there is nothing to tell apart: then one penalty is as
-# good, and simpler.
+# Each dot is a feature. The eight that matter keep small penalties, and the others are shut off. A
+# single penalty cannot do both, so the search has to keep the useless features. If all features
+# matter a little, or if there are only a few, one penalty is as good, and simpler.

@@ -1,5 +1,6 @@
 """Tests run in double precision, with strict dtype promotion and warnings as errors."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -14,8 +15,33 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation(request):
+    """Compile without optimisations where programs are small and run a few times only.
+
+    JAX_DISABLE_MOST_OPTIMIZATIONS=0 (or 1) in the environment decides for all tests instead.
+    """
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+        small = request.path.parent.name in ("core", "engines", "algorithms")
+        jax.config.update("jax_disable_most_optimizations", small)
+
+
 @pytest.fixture
 def single_precision():
     """Run a test in float32, as users do."""
     with jax.enable_x64(False):
         yield
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Run the jobs of a sweep one after the other in this process: workers take long to start."""
+    from simfbo.studies import sweep
+
+    def run_all(jobs, workers, data_dir, report):
+        for job in jobs:
+            sweep.run_job(job, data_dir)
+            report()
+
+    monkeypatch.setattr(sweep, "_run_all", run_all)
+    monkeypatch.setattr(sweep, "_KEPT", {})

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import checks, simfbo
+from simfbo import checks
+from simfbo.algorithms import simfbo
 from simfbo.checks import LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
 from simfbo.core import trees
+from simfbo.core.federation import View
 from simfbo.core.problem import Point
 
 BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS}
@@ -51,7 +53,7 @@ def talkative(problem, local, server):
     def change(round, state, federation, key):
         count.append(1)
         if len(count) % 2 == 0:
-            federation.aggregate(hello, jnp.ones(3), federation.cohort(key), key)
+            federation.sum(hello, jnp.ones(3), federation.cohort(key), key)
         return round(state, federation, key)
 
     return with_round(simfbo(problem, local, server), change)
@@ -70,10 +72,10 @@ def arrays_only(problem, local, server):
 def averages_iterates(problem, local, server):
     """Sends iterates instead of changes."""
     base = simfbo(problem, local, server)
-    work = base.works[0]
+    step = base.client_steps[0]
 
     def iterate(payload, client):
-        q = work(payload, client)
+        q = step(payload, client)
         steps = Point(x=server.x, y=server.y, v=server.v)
         return Point(
             *(trees.add_scaled(z, -s, d) for z, s, d in zip(payload, steps, q, strict=True))
@@ -81,29 +83,21 @@ def averages_iterates(problem, local, server):
 
     def round(state, federation, key):
         cohort = federation.cohort(key)
-        found = federation.aggregate(iterate, Point(state.x, state.y, state.v), cohort, key)
+        found = federation.sum(iterate, Point(state.x, state.y, state.v), cohort, key)
         return state._replace(x=found.x, y=found.y, v=found.v)
 
-    return base._replace(round=round, works=(iterate,))
+    return base._replace(round=round, client_steps=(iterate,))
 
 
 def unscaled_weights(problem, local, server):
     """Adds p_i z_i over the cohort without n/P."""
 
     def change(round, state, federation, key):
-        federation.__class__.cohort  # noqa: B018
-        original = federation.cohort
+        def biased_sum(client_step, payload, cohort, *rest):
+            wrong = cohort._replace(weights=federation.p[cohort.ids])
+            return federation.sum(client_step, payload, wrong, *rest)
 
-        class Wrapped:
-            n, ledger = federation.n, federation.ledger
-            aggregate, mean_norm = federation.aggregate, federation.mean_norm
-
-            @staticmethod
-            def cohort(key):
-                drawn = original(key)
-                return drawn._replace(weights=federation.data.p[drawn.ids])
-
-        return round(state, Wrapped, key)
+        return round(state, View(federation, biased_sum, federation.gather), key)
 
     return with_round(simfbo(problem, local, server), change)
 
@@ -124,8 +118,8 @@ def wrong_sign(problem, local, server):
 
 
 def unnormalised(problem, local, server):
-    """SimFBO without its declared bias."""
-    return simfbo(problem, local, server)._replace(biases={})
+    """SimFBO without its declared violation."""
+    return simfbo(problem, local, server)._replace(known_violations={})
 
 
 def local_steps_on_server(problem, local, server):
@@ -156,13 +150,15 @@ def test_law_catches(factory, name):
     assert not finding.passed, f"{name} let {factory.__name__} through: {finding.measured}"
 
 
-def test_declared_bias_that_is_none_is_caught():
+def test_a_declared_violation_that_is_none_is_caught():
     def modest(problem, local, server):
-        return simfbo(problem, local, server)._replace(biases={"any pytree": "it might be biased"})
+        return simfbo(problem, local, server)._replace(
+            known_violations={"any pytree": "it might be biased"}
+        )
 
     finding = checks.examine(modest, BY_NAME["any pytree"])
     assert not finding.passed
-    assert "a bias is declared (it might be biased) but none was found" in checks.describe(finding)
+    assert "declared as violated (it might be biased) but it holds" in checks.describe(finding)
 
 
 def test_check_algorithm_lists_what_is_broken():

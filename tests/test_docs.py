@@ -1,35 +1,109 @@
-"""The Python code in README and documents runs, block after block, and links lead somewhere."""
+"""Documents: their Python code runs, their links lead somewhere, and they speak plain English."""
 
 import re
+import runpy
+import tomllib
 from pathlib import Path
 
 import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*/README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+ANCHOR = re.compile(r'<a id="([^"]+)">')
+WIDTH = 120
+# Phrases and names of an earlier style, none of which a native engineer would write.
+DIALECT = (
+    "is told",
+    "are told",
+    "goes on with",
+    "is no setting",
+    "one could do",
+    "beside it",
+    "as ever,",
+    "without a word",
+    "rehears",
+    "spoilt",
+    "weighed again",
+    "made-up",
+    "kept apart",
+)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
 
 
 def blocks(page):
-    return CODE.findall(page.read_text(encoding="utf-8"))
+    return CODE.findall(text_of(page))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_code_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def anchors(page):
+    """Return a page's own anchors, and those that GitHub makes of its headings."""
+    text = FENCED.sub("", text_of(page))
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text)]
+    return {heading.replace(" ", "-") for heading in words} | set(ANCHOR.findall(text))
+
+
+def execute(page):
+    """Run the Python blocks of a page, one after the other, as a user would."""
     names = {"__name__": "documentation"}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         for block in blocks(page):
             exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p != README], ids=name)
+def test_code_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    execute(page)
+
+
+def test_the_readme_example_runs_and_tells_which_features_matter(capsys):
+    execute(README)
+    penalties = [float(value) for value in re.findall(r"[\d.]+", capsys.readouterr().out)[:4]]
+    assert max(penalties[:2]) < 0.05
+    assert min(penalties[2:]) > 0.8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    targets = LINK.findall(page.read_text(encoding="utf-8"))
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    missing = []
+    for target in (inline or reference for inline, reference in LINK.findall(text_of(page))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            missing.append(target)
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lines_are_short(page):
+    """Tables are exempt, since a row cannot be broken; code is not, it has its own limit."""
+    lines = enumerate(text_of(page).splitlines(), 1)
+    assert [n for n, line in lines if len(line) > WIDTH and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_plain_english(page):
+    text = " ".join(text_of(page).lower().split())
+    assert [phrase for phrase in DIALECT if phrase in text] == []
 
 
 def test_documents_are_named_by_kind():
@@ -37,10 +111,38 @@ def test_documents_are_named_by_kind():
     assert all(page.name.startswith(kinds) for page in (ROOT / "docs").glob("*.md"))
 
 
-def test_readme_example_tells_features_that_matter(capsys):
-    names = {"__name__": "documentation"}
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        exec(blocks(ROOT / "README.md")[0], names)
-    penalties = [float(value) for value in re.findall(r"[\d.]+", capsys.readouterr().out)[:4]]
-    assert max(penalties[:2]) < 0.05
-    assert min(penalties[2:]) > 0.8
+def test_the_readme_links_every_document():
+    index = text_of(README)
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if f"docs/{p.name}" not in index] == []
+
+
+def test_the_readme_and_ci_run_the_same_tests():
+    """Both say `make test`; every target that CONTRIBUTING names is in the Makefile."""
+    targets = re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+    named = re.findall(r"`make ([\w-]+)", text_of(ROOT / "CONTRIBUTING.md"))
+    assert set(named) <= set(targets)
+    assert "    make test " in text_of(README)
+    assert "run: make test\n" in text_of(ROOT / ".github" / "workflows" / "ci.yml")
+
+
+def test_the_readme_names_extras_that_exist():
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    named = re.findall(r"simfbo\[(\w+)\]", "".join(map(text_of, PAGES)))
+    assert set(named) <= set(project["optional-dependencies"])
+    assert {"all", "estimators", "flower", "privacy"} <= set(named)
+
+
+def test_the_readme_figure_is_small():
+    assert (ROOT / "docs" / "figure-readme.png").stat().st_size < 120_000
+
+
+def test_the_readme_figure_has_the_numbers_of_the_table():
+    folder = ROOT / "benchmarks" / "mnist-iid"
+    figure = runpy.run_path(str(folder / "readme_figure.py"))
+    runs = {"SimFBO, paper's settings": "simfbo-paper", "FedNest, tuned": "fednest",
+            "FBO-AggITD, tuned": "aggitd"}  # fmt: skip
+    cells = [line.split(" | ") for line in text_of(folder / "table.md").splitlines()]
+    to_97 = next(row for row in cells if row[0] == "| method").index("to 97 %: rounds / MB / CPU s")
+    rows = {row[0].removeprefix("| "): row[to_97] for row in cells if len(row) > to_97}
+    for label, name in runs.items():
+        assert f" / {figure['cost'](figure['runs'](name)):,.0f} / " in rows[label]

@@ -1,4 +1,7 @@
-"""The examples, in the form that takes seconds: what they print, draw and find."""
+"""The examples with --small: what they print, draw and find.
+
+By default two of them train; the others run from the first line to the last without training.
+"""
 
 import runpy
 import sys
@@ -10,20 +13,46 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import simfbo
+from simfbo import History, Point
+from simfbo.tasks import baselines
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+SENT = {"communication_rounds": 1, "bytes_up": 1, "bytes_down": 1}
 
 
 @pytest.fixture
 def quick_to_compile():
-    """Compile in half of the time programs that run for a second."""
+    """Compile programs that run for a second in half of the time."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
+def untrained(monkeypatch):
+    """Replace runs and baselines by an evaluation of the initial point."""
+
+    def solve(task, rounds):
+        state = Point(x=task.x0, y=task.y0)
+        records = [{"round": t, **SENT, **task.evaluate(state)} for t in (0, rounds)]
+        return History({}, records, state=state)
+
+    def compare(task, federate, *, rounds, budget):
+        return [
+            baselines.Outcome(
+                one.name, one.evaluate(Point(x=one.candidates[0], y=one.y0)), 0, 1, rounds, budget
+            )
+            for one in task.baselines
+        ]
+
+    monkeypatch.setattr(simfbo, "solve", solve)
+    monkeypatch.setattr(baselines, "compare", compare)
+
+
+@pytest.fixture
 def example(single_precision, quick_to_compile, monkeypatch, tmp_path, capsys):
-    """Return (name) -> an example's variables, after a look at what it printed and drew."""
+    """Return (name) -> an example's variables, after a check of what it printed and drew."""
 
     def run(name: str) -> dict[str, Any]:
         folder = tmp_path / name
@@ -50,21 +79,11 @@ def _check_picture(file: Path) -> None:
     assert file.stat().st_size < 120_000
 
 
-def test_penalties_tell_features_that_matter_from_others(example):
+def test_penalties_separate_features_that_matter_from_others(example):
     found = example("regularisation")
-    relevant, penalties = found["held"].relevant, found["penalties"]
+    relevant, penalties = found["held"].relevant, found["learnt"]
     assert np.median(penalties[~relevant]) > 1.5 * np.median(penalties[relevant])
     assert found["last"]["test_loss"] < found["outcomes"][0].metrics["test_loss"]
-
-
-def test_trust_follows_the_noise_and_helps(example):
-    found = example("label_cleaning")
-    trust = [found["trust"][own].mean() for own in found["lower"]]
-    assert np.corrcoef(found["shares"], trust)[0, 1] < -0.9
-    labels = np.asarray(found["task"].data.lower.samples[1])
-    assert (labels == found["noisy"].labels).all()  # the figure's noise is the task's
-    noisy = found["outcomes"][0].metrics
-    assert found["last"]["test_accuracy"] > noisy["test_accuracy"]
 
 
 def test_rare_classes_gain(example):
@@ -77,6 +96,39 @@ def test_rare_classes_gain(example):
     np.testing.assert_allclose(digits, after["balanced_accuracy"])
 
 
+@pytest.mark.usefixtures("untrained")
+def test_label_cleaning_without_training(example):
+    found = example("label_cleaning")
+    np.testing.assert_array_equal(found["trust"], 0.5)
+    _check_noise(found)
+    zeros = np.mean(found["rows"].test_target == 0)  # a model of zeros predicts the first class
+    assert found["last"]["test_accuracy"] == pytest.approx(zeros)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_fair_without_training(example):
+    found = example("fair")
+    for name in found["NAMES"]:
+        assert found["last"][f"weight {name}"] == pytest.approx(1, rel=1e-5)
+        assert found["last"][f"loss {name}"] == pytest.approx(np.log(10), rel=1e-5)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_personal_heads_without_training(example):
+    _check_heads(example("personal_heads"))
+
+
+@pytest.mark.slow
+def test_trust_follows_the_noise_and_helps(example):
+    found = example("label_cleaning")
+    trust = [found["trust"][own].mean() for own in found["lower"]]
+    assert np.corrcoef(found["shares"], trust)[0, 1] < -0.9
+    _check_noise(found)
+    noisy = found["outcomes"][0].metrics
+    assert found["last"]["test_accuracy"] > noisy["test_accuracy"]
+
+
+@pytest.mark.slow
 def test_worst_group_gains(example):
     found = example("fair")
     before, after = found["outcomes"][0].metrics, found["last"]
@@ -86,8 +138,19 @@ def test_worst_group_gains(example):
     assert after["weight upside down"] > 1 > after["weight upright"]
 
 
+@pytest.mark.slow
 def test_own_heads_beat_the_shared_one(example):
-    found = example("personal_heads")
+    _check_heads(example("personal_heads"))
+
+
+def _check_noise(found: dict[str, Any]) -> None:
+    """Check that the noise in the figure is that of the task."""
+    labels = np.asarray(found["task"].data.lower.samples[1])
+    assert (labels == found["noisy"].labels).all()
+
+
+def _check_heads(found: dict[str, Any]) -> None:
+    """Check that clients gain by heads of their own, and that the figure shows the metrics."""
     assert found["after"].mean() > found["before"].mean() + 5
     means = found["before"].mean() / 100, found["after"].mean() / 100
     keys = "unseen_shared_accuracy", "unseen_accuracy"

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from simfbo import BilevelProblem, SimulatedFederation, Steps, federate, simfbo
+from simfbo import BilevelProblem, Point, SimulatedFederation, federate
+from simfbo.algorithms import simfbo
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import Cohort
 from simfbo.tasks._hyper_representation import cross_entropy, regularised, scores
@@ -40,6 +41,12 @@ def setting(model):
     return images, labels, rows, jax.tree.map(np.array, (*init, v))
 
 
+def by_variable(sizes):
+    """Return the step sizes of the references, which come in the order y, v, x."""
+    y, v, x = sizes
+    return Point(x=x, y=y, v=v)
+
+
 def by_library(model, images, labels, rows, start):
     """Return the variables after a round of simfbo."""
     network = mlp(784, 200, 10) if model == "mlp" else cnn(32, 3, 10)
@@ -50,7 +57,7 @@ def by_library(model, images, labels, rows, start):
     def sampler(key, p):
         return Cohort(COHORT, np.full(3, 1 / 3))
 
-    algorithm = simfbo(problem, Steps(*STEPS), Steps(*SERVER))
+    algorithm = simfbo(problem, by_variable(STEPS), by_variable(SERVER))
     state = algorithm.init(start[0], start[1])._replace(v=jax.tree.map(np.asarray, start[2]))
     end = algorithm.round(state, SimulatedFederation(data, sampler, fixed(TAUS)), jax.random.key(0))
     return end.x, end.y, end.v

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from rules import RULES, everywhere
 
-from simfbo import Algorithm, Client, Gate, SimulatedFederation, Steps, run, simfbo
+from simfbo import Algorithm, Client, Gate, Point, SimulatedFederation, run
+from simfbo.algorithms import simfbo
 from simfbo.core import partition
-from simfbo.core.federation import ClientWork, Federation
+from simfbo.core.federation import ClientStep, Federation, View
 from simfbo.core.sampling import Cohort, everyone, without_replacement
 from simfbo.datasets import load
 from simfbo.tasks import Task, hyper_representation
@@ -24,47 +25,33 @@ LOUD, QUIET = -10.0, -1.0  # what hostile clients multiply their messages by
 GATED, ABSENT = "mean, gate", "mean of the honest"
 
 
-class View:
-    """A federation in which other works are done, and know who is hostile, and how."""
-
-    def __init__(
-        self, federation: Federation, works: dict[ClientWork, ClientWork], attack: tuple
-    ) -> None:
-        """Hold all three."""
-        self._federation, self._works, self._attack = federation, works, attack
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._federation, name)
-
-    def aggregate(self, work: ClientWork, payload: Any, cohort: Cohort, key: jax.Array) -> Any:
-        """Return the messages combined."""
-        inner = (self._attack, payload)
-        return self._federation.aggregate(self._works[work], inner, cohort, key)
-
-
 def attackable(algorithm: Algorithm) -> Callable[..., Algorithm]:
     """Return (count, factor) -> the algorithm with the first `count` clients hostile.
 
     Both travel in the payload, so that all attacks are one compiled program.
     """
 
-    def turned(work: ClientWork) -> ClientWork:
-        @functools.wraps(work)
+    def turned(client_step: ClientStep) -> ClientStep:
+        @functools.wraps(client_step)
         def hostile(payload: Any, client: Client) -> Any:
             (count, by), payload = payload
             factor = jnp.where(client.data.client < count, by, 1.0)
-            return jax.tree.map(lambda a: factor.astype(a.dtype) * a, work(payload, client))
+            return jax.tree.map(lambda a: factor.astype(a.dtype) * a, client_step(payload, client))
 
         return hostile
 
-    works = {work: turned(work) for work in algorithm.works}
+    steps = {step: turned(step) for step in algorithm.client_steps}
 
     def hostile(count: int, by: float = LOUD) -> Algorithm:
         def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-            view: Any = View(federation, works, (np.int32(count), np.float32(by)))
-            return algorithm.round(state, view, key)
+            attack = np.int32(count), np.float32(by)
 
-        return algorithm._replace(round=round, works=tuple(works.values()))
+            def attacked(step: ClientStep, payload: Any, cohort: Cohort, key: Any, eta: Any) -> Any:
+                return federation.sum(steps[step], (attack, payload), cohort, key, eta)
+
+            return algorithm.round(state, View(federation, attacked, federation.gather), key)
+
+        return algorithm._replace(round=round, client_steps=tuple(steps.values()))
 
     return hostile
 
@@ -90,7 +77,7 @@ class Bench:
         """Build task and federation."""
         self.task, self.seed = digits(kind, seed), seed
         self.federation = SimulatedFederation(self.task.data, sampler)
-        steps = Steps(y=0.2, v=0.1, x=0.05)
+        steps = Point(x=0.05, y=0.2, v=0.1)
         self.hostile = attackable(simfbo(self.task.problem, steps, radius=10.0))
 
     def accuracy(

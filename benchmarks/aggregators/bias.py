@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rules import RULES, everywhere
+from rules import RULES, Rules, everywhere
 
-from simfbo import Aggregators, SimulatedFederation, Steps, run, simfbo
+from simfbo import Point, SimulatedFederation, run
+from simfbo.algorithms import simfbo
+from simfbo.core.aggregation import combine
 from simfbo.core.data import ClientData
 from simfbo.core.federation import Client
 from simfbo.core.local_work import constant
@@ -17,14 +19,14 @@ from simfbo.core.sampling import Cohort
 from simfbo.tasks._quadratic import PROBLEM, Quadratic, random_quadratic
 
 HETEROGENEITY, PROBLEMS, MANY = (0.0, 0.3, 1.0, 3.0), range(10), (20, 80, 320)
-METHOD = simfbo(PROBLEM, Steps(y=0.2, v=0.2, x=0.1))
+METHOD = simfbo(PROBLEM, Point(x=0.1, y=0.2, v=0.2))
 KEY = jax.random.key(0)  # nothing is drawn: everyone takes part, with all its data
 
 
 class Traced:
     """Everyone at once, so that a whole run is one compiled loop; as far as SimFBO needs it."""
 
-    def __init__(self, data: ClientData, n: int, rules: Aggregators) -> None:
+    def __init__(self, data: ClientData, n: int, rules: Rules) -> None:
         """Hold the data of n clients."""
         self.data, self.n, self.rules = data, n, rules
 
@@ -32,19 +34,19 @@ class Traced:
         """Return everyone."""
         return Cohort(np.arange(self.n), np.full(self.n, 1 / self.n))
 
-    def aggregate(self, work: Any, payload: Any, cohort: Cohort, key: jax.Array) -> Any:
+    def sum(self, client_step: Any, payload: Any, cohort: Cohort, key: Any, eta: Any) -> Any:
         """Return the messages combined."""
-        coefs = constant(1)(key, 1)[0]
+        plan = constant(1)(key, 1)[0]
 
         def message(i: Any) -> Any:
-            return work(payload, Client(self.data._replace(client=i), coefs, key))
+            return client_step(payload, Client(self.data._replace(client=i), plan, eta, key))
 
         messages = jax.vmap(message)(jnp.arange(self.n))
-        return self.rules.combine(messages, cohort.weights)
+        return combine(self.rules, messages, cohort.weights)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def iterate(data: ClientData, n: int, rules: Aggregators, state: Any, rounds: Any) -> Any:
+def iterate(data: ClientData, n: int, rules: Rules, state: Any, rounds: Any) -> Any:
     """Return the state after so many rounds."""
     federation: Any = Traced(data, n, rules)
     return jax.lax.fori_loop(0, rounds, lambda t, s: METHOD.round(s, federation, KEY), state)
@@ -73,7 +75,7 @@ def random(kind: str, clients: int, heterogeneity: float, seed: int) -> Quadrati
     return problem._replace(**own)
 
 
-def limit(problem: Quadratic, rules: Aggregators, rounds: int = 2000) -> float:
+def limit(problem: Quadratic, rules: Rules, rounds: int = 2000) -> float:
     """Return the distance from x* after so many rounds, when nothing moves any more."""
     task = problem.task()
     n, data = task.data.n, task.data.client(0)
@@ -85,7 +87,7 @@ def limit(problem: Quadratic, rules: Aggregators, rounds: int = 2000) -> float:
     return task.evaluate(state)["x_error"]
 
 
-def limits(kind: str, n: int, h: float, rules: Aggregators, seeds: Any = PROBLEMS) -> list[float]:
+def limits(kind: str, n: int, h: float, rules: Rules, seeds: Any = PROBLEMS) -> list[float]:
     """Return the distances on several problems."""
     return [limit(random(kind, n, h, seed), rules) for seed in seeds]
 
@@ -122,7 +124,7 @@ def measure() -> dict[str, Any]:
                 for kind in ("normal", "skewed")
             },
             "one channel": {
-                name: {c: limits("normal", 20, 1.0, Aggregators(**{c: RULES[name]})) for c in "xyv"}
+                name: {c: limits("normal", 20, 1.0, Point(**{c: RULES[name]})) for c in "xyv"}
                 for name in robust
             },
             "median of many": {

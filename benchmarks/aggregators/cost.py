@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from rules import RULES, everywhere
 
-from simfbo import SimulatedFederation, Steps, simfbo
+from simfbo import Point, SimulatedFederation
+from simfbo.algorithms import simfbo
 from simfbo.core import partition
 from simfbo.core.sampling import without_replacement
 from simfbo.datasets import ImageData
@@ -41,7 +42,7 @@ class Rounds:
         self.federation = SimulatedFederation(
             task.data, without_replacement(cohort), aggregators=everywhere(rule)
         )
-        self.method = simfbo(task.problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0)
+        self.method = simfbo(task.problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
         self.state, self.count = self.method.init(task.x0, task.y0), 0
         self.seconds()
 

@@ -1,13 +1,9 @@
 """The aggregators that are compared."""
 
-from simfbo.core.aggregation import (
-    Aggregator,
-    Aggregators,
-    clipped_mean,
-    mean,
-    median,
-    trimmed_mean,
-)
+from simfbo import Point
+from simfbo.core.aggregation import Aggregator, clipped_mean, mean, median, trimmed_mean
+
+Rules = Point[Aggregator | None]
 
 RULES: dict[str, Aggregator] = {
     "mean": mean(),
@@ -18,6 +14,6 @@ RULES: dict[str, Aggregator] = {
 }
 
 
-def everywhere(name: str) -> Aggregators:
+def everywhere(name: str) -> Rules:
     """Return the aggregator of this name on all three channels."""
-    return Aggregators(*[RULES[name]] * 3)
+    return Point(*[RULES[name]] * 3)

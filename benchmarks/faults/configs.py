@@ -27,9 +27,11 @@ sys.path.insert(0, str(HERE))
 
 from mutations import Case, cases  # noqa: E402
 
-from simfbo.cli import main as cli  # noqa: E402
-from simfbo.config.run import RunConfig, as_toml, load  # noqa: E402
-from simfbo.config.tasks import QuadraticConfig  # noqa: E402
+from simfbo.cli import arguments, compare  # noqa: E402
+from simfbo.cli.main import build_parser  # noqa: E402
+from simfbo.config.files import as_toml  # noqa: E402
+from simfbo.config.run import RunConfig, load  # noqa: E402
+from simfbo.config.tasks import QuadraticSettings  # noqa: E402
 from simfbo.errors import UserError  # noqa: E402
 
 LONGEST, SECONDS = 300, 2.0
@@ -109,20 +111,20 @@ def examine(case: Case, folder: Path, build: bool = False) -> Finding:
 @lru_cache
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    return cli._parser()
+    return build_parser()
 
 
 def configurations(case: Case, file: Path) -> Mapping[str, RunConfig]:
     """Return what the command line makes of a file and flags, as `run` or `compare` would."""
     options = parser().parse_args([case.command, f"--config={file}", *case.flags])
     if case.command == "run":
-        return {"": cli._configuration(options)}
-    return cli._comparison(options)[0]
+        return {"": arguments.configuration(options)}
+    return compare.plan(options)[0]
 
 
 def judged(sentence: str, file: Path) -> Finding:
     """Return whether a sentence is one a reader can act on."""
-    known = ("'", "In method '", "--", "Say '", "There is no method '", str(file))
+    known = ("'", "In method '", "--", "Unknown ", "Write '", str(file))
     if not sentence.isprintable():
         return Finding("more than a line", sentence)
     if len(sentence.replace(str(file), file.name)) > LONGEST:
@@ -148,7 +150,7 @@ def survived(config: RunConfig, file: Path, build: bool) -> Finding:
 def small(config: RunConfig) -> bool:
     """Return whether a configuration is a quadratic that is built in no time."""
     task = config.task
-    if not isinstance(task, QuadraticConfig):
+    if not isinstance(task, QuadraticSettings):
         return False
     return task.clients * task.samples * (task.dim_x + task.dim_y) ** 2 <= LARGEST
 
@@ -190,13 +192,13 @@ def table(found: Sequence[tuple[Case, Finding]]) -> dict[str, dict[str, int]]:
     return {kind: {name: counts[kind, name] for name in outcomes} for kind in sorted(kinds)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Print a table and what failed; write results/configs.json."""
     add = (flags := argparse.ArgumentParser(description=__doc__)).add_argument
     add("--count", type=int, default=10_000)
     add("--seed", type=int, default=0)
     add("--output", type=Path, default=HERE / "results" / "configs.json")
-    options = flags.parse_args(arguments)
+    options = flags.parse_args(words)
     begin = time.perf_counter()
     found = examine_all(options.count, options.seed)
     rows, failed = table(found), [pair for pair in found if pair[1].failed]

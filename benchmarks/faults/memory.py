@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from simfbo.config.build import run_config
+from simfbo.config.build import build, run_built
 from simfbo.config.build_task import build_task
 from simfbo.config.run import load
 
@@ -44,7 +44,7 @@ def main() -> None:
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        history = run_config(config, task, Path(folder), on_round)
+        history = run_built(build(config, task), Path(folder), on_round)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     found = {
         "clients": 10_000,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simfbo.config.algorithms import ALGORITHMS
-from simfbo.config.run import as_toml, load
-from simfbo.config.tasks import TASKS
+from simfbo.config.catalogue import METHODS, TASKS
+from simfbo.config.files import as_toml
+from simfbo.config.run import load
 
 ROOT = Path(__file__).parents[2]
 Keys = dict[tuple[str, ...], str]
@@ -101,13 +101,13 @@ class Source(NamedTuple):
 def sources() -> list[Source]:
     """Return the valid files: one per algorithm and task, the demo and two comparisons."""
     found = [Source("demo", "run", (ROOT / "examples" / "demo.toml").read_text(encoding="utf-8"))]
-    for task in TASKS:
-        for algorithm in ALGORITHMS:
+    for task in TASKS.names():
+        for algorithm in METHODS.names():
             names = {"task.name": task, "algorithm.name": algorithm, "every": 20}
             found.append(Source(f"{task} {algorithm}", "run", as_toml(load(None, names))))
-    drawn = {"task.name": TASKS[0], "local_work.low": 1, "local_work.high": 5}
+    drawn = {"task.name": "quadratic", "local_work.low": 1, "local_work.high": 5}
     found.append(Source("drawn work", "run", as_toml(load(None, drawn))))
-    private = {"task.name": TASKS[0], "privacy.where": "client", "aggregation.trim": 0.1}
+    private = {"task.name": "quadratic", "privacy.where": "client", "aggregation.trim": 0.1}
     found.append(Source("private", "run", as_toml(load(None, private))))
     methods = (ROOT / "examples" / "methods.toml").read_text(encoding="utf-8")
     return [*found, *3 * [Source("comparison", "compare", COMPARISON)],

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from simfbo.core.gate import Asked, Gate, Reply, admit
+from simfbo.core.exchange import Request
+from simfbo.core.gate import Gate, Reply, admit
 from simfbo.core.problem import Point
 
 HERE = Path(__file__).parent
@@ -28,11 +29,11 @@ GATE = Gate(max_norm=100.0)
 SHAPES = {".x['b']": (3,), ".x['w']": (3, 4), ".y": (), ".v": (2, 1, 2)}
 
 
-def asked(number: int) -> Asked:
+def asked(number: int) -> Request:
     """Return the exchange of this number."""
     like = Point({name: np.zeros(SHAPES[f".x['{name}']"], "float32") for name in "bw"},
                  np.zeros((), "float32"), np.zeros((2, 1, 2), "float32"))  # fmt: skip
-    return Asked(number, "work", np.array(IDS), like)
+    return Request(number, "work", np.array(IDS), like)
 
 
 def good(client: int, number: int, rng: random.Random) -> Reply:

@@ -87,8 +87,8 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     """Return the iteration of simfbo, with all its defaults."""
     import jax
 
-    from simfbo import SimulatedFederation, Steps, federate
-    from simfbo.algorithms._fednest import fednest
+    from simfbo import Point, SimulatedFederation, federate
+    from simfbo.algorithms import fednest
     from simfbo.core.local_work import constant
     from simfbo.core.sampling import Cohort
     from simfbo.datasets import ImageData
@@ -110,7 +110,7 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
 
     federation = SimulatedFederation(held, sampler, constant(case["local_steps"]))
     algorithm = fednest(
-        task.problem, Steps(*case["steps"]), 1, TERMS,
+        task.problem, Point(x=case["steps"][2], y=case["steps"][0], v=case["steps"][1]), 1, TERMS,
         mode=case["mode"], one_upper_step=case["mode"] == "as_released",
     )  # fmt: skip
     x, y = initial()

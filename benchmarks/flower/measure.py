@@ -36,7 +36,7 @@ def equality():
     import jax
     from task import deployment
 
-    from simfbo.flower.deployment import simulate
+    from simfbo.flower import simulate
     from simfbo.runs import checkpoint
 
     rows = []
@@ -163,7 +163,7 @@ def faults():
             found = lines(output)
             refusals = [line for line in found if line["kind"] == "refusal"]
             last = [line for line in found if line["kind"] == "record"][-1]
-            reasons = sorted({line["reason"] for line in refusals})
+            reasons = sorted({line["text"] for line in refusals})
             rows.append(
                 {
                     "fault": name,

@@ -7,9 +7,8 @@ import numpy as np
 
 from simfbo import datasets
 from simfbo.config import run as settings
-from simfbo.config.build import build_algorithm, build_federation, run_config
+from simfbo.config.build import build, build_algorithm, build_federation, run_built
 from simfbo.config.build_task import build_task
-from simfbo.core.privacy import Channels
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 
@@ -34,7 +33,7 @@ def runs(name: str) -> dict[str, Any]:
     results = {"norms": first_norms(name, task)._asdict(), "runs": {}}
     print("median norms of q in round 1:", results["norms"])
     for label, keys in RUNS.items():
-        history = run_config(setting(name, keys), task, None)
+        history = run_built(build(setting(name, keys), task), None)
         last = history.records[-1]
         row = {key: last.get(key) for key in ("test_accuracy", "epsilon", "seconds")}
         results["runs"][label] = row
@@ -53,19 +52,20 @@ def setting(name: str, keys: dict[str, Any] | None = None) -> settings.RunConfig
     return settings.checked(tree, keys or {})
 
 
-def first_norms(name: str, task: Any) -> Channels:
+def first_norms(name: str, task: Any) -> Point[float]:
     """Return the median norms of the first messages of up to a hundred clients, by channel."""
     method = build_algorithm(setting(name).algorithm, task.problem, setting(name).rounds)
     ids = np.arange(min(100, task.data.n), dtype=np.int32)
     state = method.init(task.x0, task.y0)
-    payload, everyone = Point(state.x, state.y, state.v), Cohort(ids, np.eye(len(ids)))
+    payload, everyone = Point(state.x, state.y, state.v), Cohort(ids, np.ones(len(ids)))
     federation = build_federation(setting(name), task.data)
-    return norms(federation.aggregate(method.works[0], payload, everyone, jax.random.key(0)))
+    eta, step = Point(0.05, 0.2, 0.1), method.client_steps[0]  # with one step eta does not matter
+    return norms(federation.gather(step, payload, everyone, jax.random.key(0), eta))
 
 
-def norms(messages: Point) -> Channels:
+def norms(messages: Point) -> Point[float]:
     """Return the median norm of messages, stacked client by client, by channel."""
-    return Channels(*(float(np.median(_norms(part))) for part in messages))
+    return Point(*(float(np.median(_norms(part))) for part in messages))
 
 
 def _norms(stack: Any) -> np.ndarray:

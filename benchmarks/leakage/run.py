@@ -18,25 +18,26 @@ import numpy as np
 import picture
 
 from simfbo import datasets, run
-from simfbo.algorithms._simfbo import State
+from simfbo.algorithms._common import State
 from simfbo.config import run as settings
 from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
-from simfbo.core.federation import client_key
+from simfbo.core.keys import client_key
 from simfbo.core.local_work import constant
-from simfbo.core.privacy import Channels, Privacy, private
+from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 from simfbo.engines import SimulatedFederation
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import UserError
-from simfbo.tasks._hyper_representation import moments
+from simfbo.tasks.models import moments
 
 HERE = Path(__file__).parent
 PAPER = HERE.parent.parent / "examples" / "demo.toml"
 CLIENTS, ROUNDS, BATCHES, TAU = 100, 100, (1, 2, 4, 8, 16, 64), 5
 NOISES = (0.01, 0.1, 1.0)
 KEY = jax.random.key(7)
+ETA = Point(0.05, 0.2, 0.1)  # the default step sizes
 SHOWN = 10  # clients in the figure
 SHOW = {
     "round 1, batch 1": "batch 1,\nround 1",
@@ -100,9 +101,9 @@ def exchange(name: str, case: Case) -> list[Seen]:
     method = build_algorithm(config.algorithm, task.problem, config.rounds)
     method = private(method, case.privacy) if case.privacy else method
     federation = SimulatedFederation(task.data, local_work=constant(case.tau))
-    everyone = Cohort(np.arange(CLIENTS, dtype=np.int32), np.eye(CLIENTS))
+    everyone = Cohort(np.arange(CLIENTS, dtype=np.int32), np.ones(CLIENTS))
     payload = Point(case.state.x, case.state.y, case.state.v)
-    stack = federation.aggregate(method.works[0], payload, everyone, KEY)
+    stack = federation.gather(method.client_steps[0], payload, everyone, KEY, ETA)
     stack = jax.tree.map(lambda leaf: np.asarray(leaf, float), stack)
     images = drawn(task.data, case.tau)
     return [Seen(jax.tree.map(lambda a, i=i: a[i], stack), images[i]) for i in range(CLIENTS)]
@@ -171,7 +172,7 @@ def both_levels(sent: list[Seen]) -> dict[str, float]:
     return {"upper": upper, "lower": lower}
 
 
-def cases(first: State, late: State, clip: Channels) -> list[Case]:
+def cases(first: State, late: State, clip: Point[float]) -> list[Case]:
     """Return all situations."""
     plain = [
         Case(f"{when}, batch {b}", state, b)
@@ -182,7 +183,7 @@ def cases(first: State, late: State, clip: Channels) -> list[Case]:
     clipped = Case("round 1, batch 1, clipped, noise by the server", first, privacy=Privacy(clip))
     noisy = [
         Case(f"round 1, batch 1, clipped, noise by the client, z = {z:g}", first,
-             privacy=Privacy(clip, Channels(z, z, z), "client"))
+             privacy=Privacy(clip, Point(z, z, z), "client"))
         for z in NOISES
     ]  # fmt: skip
     return [*plain, *steps, clipped, *noisy]

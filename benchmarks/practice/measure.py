@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simfbo.config.build import build_federation, run_config
+from simfbo.config.build import build, build_federation, run_built
 from simfbo.config.build_task import build_task
 from simfbo.config.run import RunConfig, checked
 from simfbo.core.data import federate
@@ -121,7 +121,7 @@ def _run(config: RunConfig, pool: bool = False) -> dict[str, Any]:
         lower, upper = task.data.lower, task.data.upper
         rows = [np.asarray(lower.rows)], [np.asarray(upper.rows)]
         task = task._replace(data=federate(lower.samples, *rows))
-    history = run_config(config, task, None)
+    history = run_built(build(config, task), None)
     assert (history.end or {}).get("status") == "finished", history.end
     return history.records[-1]
 

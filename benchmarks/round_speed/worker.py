@@ -91,7 +91,8 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     """Return the round of simfbo, as a user writes it: two losses, no flag."""
     import jax
 
-    from simfbo import SimulatedFederation, Steps, simfbo
+    from simfbo import Point, SimulatedFederation
+    from simfbo.algorithms import simfbo
     from simfbo.core.local_work import constant, fixed
     from simfbo.core.sampling import Cohort
     from simfbo.datasets import ImageData
@@ -114,7 +115,8 @@ def library(case: dict[str, Any]) -> Callable[[int], Any]:
     fixed_taus = taus(case["tau"], case["clients"])
     work = fixed(fixed_taus) if case["tau"] == "random" else constant(int(case["tau"]))
     federation = SimulatedFederation(task.data, sampler, work)
-    algorithm = simfbo(task.problem, Steps(*STEPS[case["model"]]), radius=10.0)
+    y, v, x = STEPS[case["model"]]
+    algorithm = simfbo(task.problem, Point(x, y, v), radius=10.0)
     box = [algorithm.init(task.x0, task.y0)]
     root, fold = jax.random.key(0), jax.jit(jax.random.fold_in)
 

@@ -2,6 +2,6 @@
 
 from task import deployment
 
-from simfbo.flower.app import client_app
+from simfbo.flower import client_app
 
 app = client_app(deployment)

@@ -11,8 +11,9 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from simfbo import BilevelProblem, Deployment, Steps, simfbo
-from simfbo.core import sampling
+from simfbo import BilevelProblem, Point, sampling
+from simfbo.algorithms import simfbo
+from simfbo.flower import Deployment
 
 HIDDEN = 64
 
@@ -73,7 +74,7 @@ def deployment(config):
     sample = np.zeros((1, 64), "float32"), np.zeros(1, "int32")
     return Deployment(
         algorithm=simfbo(
-            BilevelProblem(upper, lower), Steps(y=0.5, v=0.1, x=0.5), Steps(y=0.5, v=0.1, x=0.5)
+            BilevelProblem(upper, lower), Point(x=0.5, y=0.5, v=0.1), Point(x=0.5, y=0.5, v=0.1)
         ),
         x0=x0,
         y0=y0,

@@ -1,46 +1,51 @@
-"""The truth about a bilevel problem, and how far a state is from it.
+"""The exact hypergradient of a bilevel problem, and how far a state is from the solution.
 
-Everything here looks at all clients' data at once, which no server can: it is for simulations and
-for tests. Nothing here is counted as communication.
+Everything here looks at all clients' data at once, which no server can do: it is for simulations
+and tests. Nothing here is counted as communication.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from simfbo.algorithms._simfbo import Steps, drawn_directions, local_steps
+from simfbo.algorithms._common import drawn_directions, local_steps
 from simfbo.core import trees
-from simfbo.core.data import FederatedData, Split
+from simfbo.core.data import FederatedData, pooled
 from simfbo.core.federation import Client
 from simfbo.core.local_work import LocalWork
-from simfbo.core.problem import BilevelProblem, Loss, Point, PyTree, evaluate
+from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
+
+__all__ = [
+    "Truth",
+    "client_drift",
+    "effective_weights",
+    "errors",
+    "hypergradient",
+    "solve_lower",
+    "work_warning",
+]
 
 Scalar = Callable[[PyTree, PyTree], jax.Array]
 
 
 class Truth(NamedTuple):
-    """The exact quantities at x: y*(x), v*(x) and grad Phi(x)."""
+    """The exact quantities at x.
+
+    Attributes:
+        y: y*(x), the solution of the lower problem.
+        v: v*(x), the solution of the linear system.
+        gradient: grad Phi(x), the hypergradient.
+    """
 
     y: PyTree
     v: PyTree
     gradient: PyTree
-
-
-def pooled(loss: Loss, part: Split, p: np.ndarray) -> Scalar:
-    """Return (x, y) -> sum_i p_i loss_i(x, y) over all samples of all clients."""
-
-    def total(x: PyTree, y: PyTree) -> jax.Array:
-        one = jax.checkpoint(lambda i: evaluate(loss, x, y, part.full(i)))
-        losses = jax.lax.map(one, jnp.arange(len(p)))
-        return jnp.asarray(p, losses.dtype) @ losses
-
-    return total
 
 
 def solve_lower(
@@ -51,15 +56,15 @@ def solve_lower(
     tolerance: float = 1e-10,
     iterations: int = 100,
 ) -> PyTree:
-    """Return y*(x), by Newton's method with conjugate gradients and backtracking.
+    """Find y*(x) by Newton's method, with conjugate gradients and backtracking.
 
     Args:
         problem: the two losses; the lower one strongly convex in y.
         data: the clients' data.
         x: the upper variable.
-        y0: where to begin.
-        tolerance: on ||grad_y G||; reached only as far as the dtype's precision allows.
-        iterations: Newton steps at most.
+        y0: the initial value.
+        tolerance: on ||grad_y G||; reached only as far as the precision of the dtype allows.
+        iterations: the most Newton steps.
 
     Returns:
         The minimiser of G(x, .).
@@ -89,7 +94,7 @@ def solve_lower(
 def hypergradient(
     problem: BilevelProblem, data: FederatedData, x: PyTree, y0: PyTree, tolerance: float = 1e-10
 ) -> Truth:
-    """Return the true hypergradient at any x on any problem, with y*(x) and v*(x).
+    """Compute the true hypergradient at any x, with y*(x) and v*(x).
 
         grad Phi(x) = grad_x F(x, y*) - grad^2_xy G(x, y*) v*,   grad^2_yy G(x, y*) v* = grad_y F
 
@@ -100,7 +105,7 @@ def hypergradient(
         problem: the two losses.
         data: the clients' data.
         x: the upper variable.
-        y0: where the search for y*(x) begins.
+        y0: the initial value in the search for y*(x).
         tolerance: of that search.
 
     Returns:
@@ -120,8 +125,8 @@ def hypergradient(
     return at(x, y)
 
 
-def errors(problem: BilevelProblem, data: FederatedData, state: Any) -> dict[str, float]:
-    """Return ||grad Phi(x)||^2, ||y - y*(x)|| and, where the state has a v, ||v - v*(x)||."""
+def errors(problem: BilevelProblem, data: FederatedData, state: PyTree) -> dict[str, float]:
+    """Measure ||grad Phi(x)||^2, ||y - y*(x)|| and, if the state has a v, ||v - v*(x)||."""
     truth = hypergradient(problem, data, state.x, state.y)
     found = {
         "grad_norm_squared": float(trees.squared_norm(truth.gradient)),
@@ -135,22 +140,22 @@ def errors(problem: BilevelProblem, data: FederatedData, state: Any) -> dict[str
 def client_drift(
     problem: BilevelProblem,
     data: FederatedData,
-    state: Any,
-    local: Steps,
+    state: PyTree,
+    local: Point[float],
     local_work: LocalWork,
     key: jax.Array,
 ) -> dict[str, float]:
-    """Return how far clients drift apart within one round, for x, y and v.
+    """Measure how far clients drift apart within one round, for x, y and v.
 
         sum_i p_i || (z_i - z) - sum_j p_j (z_j - z) ||^2
 
-    where z_i is client i's iterate after its local work. Zero where clients and their work are the
-    same; it grows with the local step sizes.
+    where z_i is client i's iterate after its local steps. It is zero if all clients and their local
+    work are the same, and grows with the local step sizes.
 
     Args:
         problem: the two losses.
         data: the clients' data.
-        state: where the round begins; needs x, y and v.
+        state: the state at the start of the round, with x, y and v.
         local: the clients' step sizes.
         local_work: how much each client does.
         key: of the batches.
@@ -158,23 +163,22 @@ def client_drift(
     Returns:
         The drift of each variable.
     """
-    steps = local_steps(drawn_directions(problem), local)
-    eta = Point(x=local.x, y=local.y, v=local.v)
+    draw = drawn_directions(problem)
 
-    def moves(payload: Point, client: Client) -> tuple[Point, Point]:
-        q = steps(payload, client)
-        move = Point(*(trees.scale(e, part) for e, part in zip(eta, q, strict=True)))
+    def moves(payload: Point[PyTree], client: Client) -> tuple[Point[PyTree], Point[PyTree]]:
+        q = local_steps(draw, payload, client)
+        move = Point(*(trees.scale(e, part) for e, part in zip(client.eta, q, strict=True)))
         return move, Point(*map(trees.squared_norm, move))
 
     federation = SimulatedFederation(data, local_work=local_work)
     start = Point(state.x, state.y, state.v)
-    mean, square = federation.aggregate(moves, start, federation.cohort(key), key)
+    mean, square = federation.sum(moves, start, federation.cohort(key), key, local)
     spread = [max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)]
     return dict(zip(Point._fields, spread, strict=True))
 
 
 def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Return w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, the weights SimFBO really uses.
+    """Return w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, the weights that SimFBO effectively uses.
 
     Example:
         >>> effective_weights(np.array([0.5, 0.5]), np.array([1.0, 3.0])).tolist()
@@ -184,9 +188,14 @@ def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
 
 
 def work_warning(p: np.ndarray, norms: np.ndarray, name: str = "SimFBO") -> str | None:
-    """Return a sentence if unequal local work makes a method's weights differ from p, else None.
+    """Return a warning if unequal local work makes the effective weights differ from p, else None.
 
-    The method adds what clients did, as SimFBO, FedBiO and MemFBO do.
+    It concerns methods that add up local work, as SimFBO, FedBiO and MemFBO do.
+
+    Args:
+        p: the clients' weights.
+        norms: ||a_i||_1 of every client.
+        name: of the method.
     """
     w = effective_weights(p, norms)
     gap = float(np.abs(w - p).sum() / 2)

@@ -1,26 +1,99 @@
-"""The errors a user can meet."""
+"""The errors a user can meet, and how values are quoted in their messages."""
 
+import importlib
+from types import ModuleType
 from typing import Any
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Something the user can put right: one sentence that says what to do."""
 
 
+class ResumableError(UserError):
+    """A failure of a run that can be continued from its folder.
+
+    The message speaks Python; another front end makes its own from the attributes.
+
+    Attributes:
+        advice: the message up to "continue the run".
+        directory: the run's folder.
+    """
+
+    def __init__(self, advice: str, directory: Any) -> None:
+        """Take a text that ends where "continue the run" follows, and the run's folder."""
+        super().__init__(advice, directory)  # what pickle passes on to another process
+        self.advice, self.directory = advice, directory
+
+    def __str__(self) -> str:
+        return f"{self.advice} continue the run with resume=True."
+
+
+class MissingExtra(UserError):
+    """An optional dependency is not installed; the message has the command that installs it."""
+
+
 class ClientError(RuntimeError):
-    """A client's work failed; the message names the client and its work."""
+    """A client step failed; the message names the client and the step."""
 
 
 class TooFewReplies(RuntimeError):
     """Fewer replies passed the gate than an exchange needs.
 
     Attributes:
-        exchange: what came of it, the refusals among it.
+        exchange: the exchange, with its refusals.
     """
 
     def __init__(self, left: int, exchange: Any) -> None:
-        """Say how many are left, who was refused first and why."""
+        """Say how many replies are left, who was refused first and why."""
         self.exchange = exchange
-        asked = exchange.asked
-        why = "".join(f": client {one.client} {one.reason}" for one in exchange.refusals[:1])
-        super().__init__(f"only {left} of {len(asked.ids)} replies to '{asked.work}' count{why}")
+        request = exchange.request
+        why = "".join(f": client {one.client} {one.text}" for one in exchange.refusals[:1])
+        super().__init__(
+            f"only {left} of {len(request.ids)} replies to '{request.client_step}' count{why}"
+        )
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or raise with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtra(missing(module, extra)) from None
+
+
+def missing(module: str, extra: str) -> str:
+    """Return the sentence for an optional dependency that is not installed.
+
+    Example:
+        >>> missing("matplotlib.figure", "plots")
+        "This needs matplotlib, which is not installed: pip install 'simfbo[plots]'."
+    """
+    package = {"sklearn": "scikit-learn", "PIL": "Pillow", "flwr": "Flower",
+               "dp_accounting": "dp-accounting"}  # fmt: skip
+    top = module.partition(".")[0]
+    name = package.get(top, top)
+    return f"This needs {name}, which is not installed: pip install 'simfbo[{extra}]'."
+
+
+def plain(text: str, longest: int = 80) -> str:
+    r"""Return a text on one line, shortened in the middle.
+
+    Example:
+        >>> plain("one\ntwo")
+        'one\\ntwo'
+    """
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= longest else f"{text[: longest - 13]}...{text[-10:]}"
+
+
+def brief(value: Any) -> str:
+    """Return any value in a form that fits into a sentence.
+
+    Example:
+        >>> brief([1] * 1000)
+        '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,..., 1, 1, 1]'
+    """
+    try:
+        return plain(repr(value))
+    except (ValueError, RecursionError):  # integers of thousands of digits, deeply nested lists
+        return "a value too long to show"

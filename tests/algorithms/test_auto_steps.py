@@ -3,27 +3,18 @@
 import copy
 import importlib
 import math
-from functools import partial
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from simfbo import (
-    BilevelProblem,
-    DebugFederation,
-    SimulatedFederation,
-    Steps,
-    algorithms,
-    run,
-    simfbo,
-)
-from simfbo.algorithms._auto_steps import automatic, size_of
-from simfbo.core.federation import Ledger
+from simfbo import DebugFederation, Ledger, Point, SimulatedFederation, algorithms, run
+from simfbo.algorithms import auto_steps, simfbo
+from simfbo.algorithms._auto_steps import size_of
+from simfbo.core.federation import View
 from simfbo.core.local_work import constant, fixed
 from simfbo.core.sampling import without_replacement
-from simfbo.core.views import View
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
 
@@ -63,7 +54,7 @@ def finish(method, federation, rounds=T, seed=3, **options):
 
 def made(name, build=None, rounds=T):
     """Return a method with automatic steps, for all tests that can share it."""
-    return automatic(build or BUILDS[name], PROBLEM, TASK.x0, rounds, plain=name in PLAIN)
+    return auto_steps(build or BUILDS[name], PROBLEM, TASK.x0, rounds, plain=name in PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +108,7 @@ def test_losses_may_have_any_scale(name):
 
 
 def test_one_step_size_would_not_do(federation):
-    algorithm, fates = simfbo(PROBLEM, Steps(y=0.3, v=0.3, x=0.1)), []
+    algorithm, fates = simfbo(PROBLEM, Point(x=0.1, y=0.3, v=0.3)), []
     for scale in (100.0, 0.01):
         federation.data = quadratic(scale, scale).task(P).data
         fates.append(finish(algorithm, federation, rounds=40))
@@ -157,27 +148,15 @@ def test_local_work(name, work):
     assert float(history.state.found[2]) == pytest.approx(P @ work(KEY, N).norm)
 
 
-def test_local_steps_on_x_do_not_depend_on_the_units_of_the_upper_loss():
+def test_local_steps_on_x_do_not_depend_on_the_units_of_the_upper_loss(method):
     """Adam on the server does not feel them, and the clients' steps must not either."""
-    ends = []
+    federation, ends = SimulatedFederation(TASK.data, local_work=constant(5)), []
     for unit in (1.0, 1e4):
-        upper = partial(_times, unit, TASK.problem.upper)
-        problem = BilevelProblem(upper, TASK.problem.lower)
-        method = automatic(
-            lambda plan, problem=problem: simfbo(problem, plan.local, plan.server),
-            problem,
-            TASK.x0,
-            T,
-        )
-        federation = SimulatedFederation(TASK.data, local_work=constant(5))
+        federation.data = quadratic(upper=unit).task(P).data
         ends.append(finish(method, federation).state)
     assert error_of(ends[1]) < 0.1
     np.testing.assert_allclose(ends[1].x, ends[0].x, rtol=1e-3, atol=1e-4)
     assert float(ends[1].pull) == pytest.approx(1e4 * float(ends[0].pull), rel=1e-6)
-
-
-def _times(unit, loss, x, y, batch):
-    return unit * loss(x, y, batch)
 
 
 def test_noise_and_cohorts_are_no_divergence(method):
@@ -192,21 +171,20 @@ def test_noise_and_cohorts_are_no_divergence(method):
 
 def test_steps_follow_the_formulas(method, federation, whole):
     """After one iteration y = -grad / L and v = grad_y F / L; x waits; eta = gamma / sqrt(T)."""
-    federation.data, told = TASK.data, []
+    federation.data, sent = TASK.data, []
 
-    def spy(work, payload, cohort, key):
-        told.append((work.__name__, payload))
-        return federation.aggregate(work, payload, cohort, key)
+    def spy(client_step, payload, cohort, key, eta):
+        sent.append((client_step.__name__, eta))
+        return federation.sum(client_step, payload, cohort, key, eta)
 
-    view = View(federation, spy)
+    view = View(federation, spy, federation.gather)
     state = method.init(TASK.x0, TASK.y0)
     states = [state := method.round(state, view, key) for key in jax.random.split(KEY, 3)]
-    assert [name for name, _ in told] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
+    assert [name for name, _ in sent] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
     spectrum = np.linalg.eigvalsh(TRUTH.A)
     gamma, rate = 1 / spectrum[-1], math.sqrt(spectrum[0] / spectrum[-1])
-    steps = told[-1][1][0]
     eta = gamma / T**0.5
-    np.testing.assert_allclose(steps, [0.0, eta, eta], rtol=1e-10)  # of x, y and v
+    np.testing.assert_allclose(sent[-1][1], Point(x=0.0, y=eta, v=eta), rtol=1e-10)
     y1, v1 = gamma * TRUTH.c, -gamma * TRUTH.Ct
     np.testing.assert_allclose(states[0].y, y1, rtol=1e-10)
     np.testing.assert_allclose(states[0].v, v1, rtol=1e-10)
@@ -217,13 +195,13 @@ def test_steps_follow_the_formulas(method, federation, whole):
     assert not np.any(states[2].x)
 
 
-def test_step_sizes_travel_in_the_payload(federation, whole):
-    """Three floats more per exchange and client than SimFBO's own; and the curvature's."""
+def test_what_is_sent(federation, whole):
+    """SimFBO's own messages, and before them the curvature's."""
     ledger = whole[1]
-    own, probe = ledger.by_work["simfbo_step"], ledger.by_work["curvature"]
+    own, probe = ledger.by_step["simfbo_step"], ledger.by_step["curvature"]
     message = DIM_X + 2 * DIM_Y
     assert (own.rounds, own.floats_down, own.floats_up) == (
-        T, T * N * (message + 3), T * N * message,
+        T, T * N * message, T * N * message,
     )  # fmt: skip
     assert (probe.rounds, probe.floats_down) == (DIM_Y, DIM_Y * N * message)
     assert probe.floats_up == DIM_Y * N * (DIM_Y + 1)
@@ -249,7 +227,7 @@ def test_x_moves_in_units_of_its_own_size(method, federation, whole):
 
     def end(coefficients, x0):
         federation.data = coefficients.task(P).data
-        algorithm = automatic(BUILDS["simfbo"], PROBLEM, x0, 30)
+        algorithm = auto_steps(BUILDS["simfbo"], PROBLEM, x0, 30)
         return run(algorithm, federation, x0, TASK.y0, rounds=30, every=30).state.x
 
     np.testing.assert_allclose(end(q, units * start) / units, end(quadratic(), start), rtol=1e-5)
@@ -298,8 +276,8 @@ def test_going_back_halves_once_and_restores_the_anchor(method, whole):
     earlier = method.init(TASK.x0, TASK.y0 + 1.0).base
     state = whole[0].state._replace(anchor=earlier, age=np.int32(7))
     far = state.base._replace(v=state.v + 1e9)
-    for wild in (far, state.base._replace(y=state.y * np.nan)):
-        back = MODULE._judged(state, wild)
+    for lost in (far, state.base._replace(y=state.y * np.nan)):
+        back = MODULE._judged(state, lost)
         assert (int(back.halvings), int(back.age)) == (1, 0)
         for got, want in zip(jax.tree.leaves(back.base), jax.tree.leaves(earlier)):
             np.testing.assert_array_equal(got, want)
@@ -316,7 +294,7 @@ def test_the_way_back_is_never_longer_than_twenty_iterations(method, federation)
         state = method.round(state, federation, key)
 
 
-def wild_once(build, calls):
+def not_finite_once(build, calls):
     """Return a build whose third exchange is not finite."""
 
     def round(state, federation, key, own):
@@ -334,7 +312,7 @@ def wild_once(build, calls):
 
 def test_replies_that_are_not_finite_lead_back_too(federation):
     federation.data, calls = TASK.data, []
-    history = finish(made("simfbo", wild_once(BUILDS["simfbo"], calls)), federation, rounds=6)
+    history = finish(made("simfbo", not_finite_once(BUILDS["simfbo"], calls)), federation, rounds=6)
     assert history.end == {"status": "finished"}
     assert history.state.halvings == 1
     assert len(history.refusals) == N
@@ -367,11 +345,11 @@ def test_resumed_runs_are_exact_to_the_bit(hasty, saved, federation, tmp_path, k
 
 def test_engines_agree():
     small = random_quadratic(2, 1, 1, seed=1).task()
-    method = automatic(BUILDS["simfbo"], PROBLEM, small.x0, rounds=3)
+    method = auto_steps(BUILDS["simfbo"], PROBLEM, small.x0, rounds=2)
     ends = []
     for engine in (SimulatedFederation, DebugFederation):
         federation, state = engine(small.data), method.init(small.x0, small.y0)
-        for key in jax.random.split(KEY, 3):
+        for key in jax.random.split(KEY, 2):
             state = method.round(state, federation, key)
         ends.append((state, federation.ledger))
     (one, ledger), (other, books) = ends
@@ -381,8 +359,8 @@ def test_engines_agree():
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
 
 
-def test_works_have_names_of_their_own():
-    """Where data is elsewhere, a client finds a work by its name."""
+def test_client_steps_have_names_of_their_own():
+    """Where data is elsewhere, a client finds a client step by its name."""
     for name in ("simfbo", "fednest"):
-        names = [work.__name__ for work in made(name).works]
+        names = [step.__name__ for step in made(name).client_steps]
         assert len(names) == len(set(names))

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import SimulatedFederation, from_clients
-from simfbo.algorithms._curvature import curvature_work, measure
-from simfbo.core.federation import Ledger
+from simfbo import Ledger, Point, SimulatedFederation, from_clients
+from simfbo.algorithms._curvature import curvature_step, measure
 from simfbo.core.local_work import fixed
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import Cohort, drop_out, without_replacement
@@ -19,7 +18,7 @@ from simfbo.tasks._quadratic import PROBLEM
 DIM, TAUS, P = 7, [1, 2, 3, 4], np.array([0.1, 0.2, 0.3, 0.4])
 Q = random_quadratic(4, 2, DIM, heterogeneity=1.0, seed=3)
 TASK = Q.task(P)
-WORK = curvature_work(PROBLEM)
+STEP = curvature_step(PROBLEM)
 KEY = jax.random.key(5)
 SPECTRUM = np.linalg.eigvalsh(np.tensordot(P, Q.A, 1))
 
@@ -29,9 +28,9 @@ def federation():
     return SimulatedFederation(TASK.data, local_work=fixed(TAUS))
 
 
-def found(federation, key=KEY, exchanges=15, y=TASK.y0, work=WORK, x=TASK.x0):
+def found(federation, key=KEY, exchanges=15, y=TASK.y0, step=STEP, x=TASK.x0):
     federation.ledger = Ledger()
-    return measure(work, federation, x, y, key, exchanges)
+    return measure(step, federation, x, y, key, exchanges)
 
 
 def test_with_as_many_exchanges_as_dimensions_both_ends_are_exact(federation):
@@ -67,9 +66,9 @@ def test_few_exchanges_are_a_rayleigh_ritz_of_the_krylov_space(federation):
         def cohort(self, key):
             return federation.cohort(key)
 
-        def aggregate(self, work, payload, cohort, key):
+        def sum(self, client_step, payload, cohort, key, eta=Point()):
             first.append(np.asarray(payload.v))
-            return federation.aggregate(WORK, payload, cohort, key)
+            return federation.sum(STEP, payload, cohort, key, eta)
 
     got = measure(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
     np.testing.assert_allclose(np.stack(first) @ np.stack(first).T, np.eye(3), atol=1e-13)
@@ -85,7 +84,7 @@ def test_every_product_is_an_exchange(federation):
         assert (total.rounds, total.floats_down, total.floats_up) == (
             expected, expected * 4 * (2 + 2 * DIM), expected * 4 * (DIM + 1),
         )  # fmt: skip
-        assert set(federation.ledger.by_work) == {"curvature"}
+        assert set(federation.ledger.by_step) == {"curvature"}
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1.0, 1e6])
@@ -103,7 +102,7 @@ def test_two_distinct_eigenvalues_end_after_two():
     assert federation.ledger.total.rounds == 2
 
 
-def test_negative_eigenvalues_are_told():
+def test_negative_eigenvalues_are_found():
     bent = Q._replace(A=Q.A - 2.5 * np.eye(DIM))
     mu, L, _ = found(SimulatedFederation(bent.task(P).data))
     assert (mu, L) == pytest.approx((SPECTRUM[0] - 2.5, SPECTRUM[-1] - 2.5), rel=1e-10)
@@ -156,8 +155,8 @@ def test_trees_and_clients_of_unequal_size():
     data = from_clients(clients, clients, batch_size=1)  # curvature looks at all samples
     truth = np.linalg.eigvalsh(ridge_hessian(clients, np.array([3, 8, 2]) / 13))
     y = {"w": jnp.ones((2, 2)), "b": jnp.zeros(())}
-    work = curvature_work(BilevelProblem(ridge, ridge))
-    got = found(SimulatedFederation(data), y=y, work=work, x=jnp.zeros(1))
+    step = curvature_step(BilevelProblem(ridge, ridge))
+    got = found(SimulatedFederation(data), y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=1e-11)
 
 
@@ -166,9 +165,9 @@ def test_single_precision():
     clients = ridge_clients([6, 6], np.float32)
     truth = np.linalg.eigvalsh(ridge_hessian(clients, [0.5, 0.5]))
     y = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(())}
-    work = curvature_work(BilevelProblem(ridge, ridge))
+    step = curvature_step(BilevelProblem(ridge, ridge))
     federation = SimulatedFederation(from_clients(clients, clients))
-    got = found(federation, y=y, work=work, x=jnp.zeros(1))
+    got = found(federation, y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=2e-5)
     assert federation.ledger.total.bytes_down == 5 * 2 * (1 + 2 * 5) * 4
 
@@ -179,9 +178,9 @@ def test_at_the_point_where_it_is_asked():
     def quartic(x, y, batch):
         return jnp.sum(y**4 + 0.5 * y**2) + 0 * jnp.sum(batch)
 
-    work = curvature_work(BilevelProblem(quartic, quartic))
+    step = curvature_step(BilevelProblem(quartic, quartic))
     federation = SimulatedFederation(from_clients([np.ones(2)] * 2, [np.ones(2)] * 2))
-    got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), work=work, x=jnp.zeros(1))
+    got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((1, 49), rel=1e-11)
 
 

@@ -5,9 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from simfbo import SimulatedFederation, run
-from simfbo.algorithms._fedavg import fedavg
-from simfbo.core.federation import Ledger
+from simfbo import Ledger, SimulatedFederation, run
+from simfbo.algorithms import fedavg
 from simfbo.core.local_work import constant, fixed, proximal
 from simfbo.core.sampling import without_replacement
 from simfbo.tasks import random_quadratic
@@ -141,6 +140,6 @@ def test_what_it_sends(plain):
     history = run(SAME, plain, X, Y, rounds=3, every=3)
     total = plain.ledger.total
     assert total == (3, 3 * 4 * (3 + 5), 3 * 4 * 5, 3 * 4 * 8 * 8, 3 * 4 * 5 * 8)
-    assert set(plain.ledger.by_work) == {"fedavg_step"}
+    assert set(plain.ledger.by_step) == {"fedavg_step"}
     assert history.state.x.tolist() == X.tolist()
     assert not hasattr(history.state, "v")

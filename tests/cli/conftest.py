@@ -4,16 +4,21 @@ import sys
 
 import pytest
 
-from simfbo.cli.main import commands, main
+from simfbo.cli.console import OUT
+from simfbo.cli.main import main
+from simfbo.config.catalogue import METHODS, TASKS
 
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path, monkeypatch):
     """Run every test in an empty folder, with tables wide enough to read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "keep_compilations", lambda: None)
-    monkeypatch.setattr(commands.OUT, "_width", 300)
+    monkeypatch.setattr("simfbo.engines.compile_cache.keep_compilations", lambda: None)
+    monkeypatch.setattr(OUT, "_width", 300)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for shelf in (METHODS, TASKS):  # what a test adds or imports is gone after it
+        monkeypatch.setattr(shelf, "_records", dict(shelf._records))
+        monkeypatch.setattr(shelf, "_places", {})
     return tmp_path
 
 

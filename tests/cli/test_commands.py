@@ -30,8 +30,8 @@ def test_cost_on_digits(simfbo):
     code, out, err = simfbo("cost", "hyper-representation")
     assert (code, err) == (0, "")
     table = rows(out)
-    assert table["work"] == ["rounds", "floats down", "floats up", "down", "up"]
-    assert table["simfbo_step"][:3] == table["in all"][:3] == ["1", "170,200", "170,200"]
+    assert table["client step"] == ["rounds", "floats down", "floats up", "down", "up"]
+    assert table["simfbo_step"][:3] == table["total"][:3] == ["1", "170,200", "170,200"]
     assert "One iteration of SimFBO on hyper-representation" in out
     assert not Path("runs").exists()
 
@@ -46,7 +46,7 @@ def test_cost_of_shrofbo(simfbo):
 # check
 
 CHEAT = """
-from simfbo import simfbo
+from simfbo.algorithms import simfbo
 
 def cheats(problem, local, server):
     good = simfbo(problem, local, server)
@@ -61,7 +61,8 @@ def cheats(problem, local, server):
     return good._replace(round=round)
 
 def humble(problem, local, server):
-    return simfbo(problem, local, server)._replace(biases={"ledger is cost": "It [lies]."})
+    declared = {"ledger is cost": "It [lies]."}
+    return simfbo(problem, local, server)._replace(known_violations=declared)
 
 def crashes(problem, local, server):
     raise ValueError("on purpose")
@@ -80,7 +81,7 @@ def one_law(monkeypatch):
     ("factory", "code", "line"),
     [
         (
-            "simfbo:simfbo",
+            "simfbo",
             0,
             "ok      ledger is cost: every iteration must send what `cost` says "
             "(measured 0, limit 0).",
@@ -88,7 +89,7 @@ def one_law(monkeypatch):
         (
             "my_factories:humble",
             1,
-            "BROKEN  ledger is cost: a bias is declared (It [lies].) but none was found "
+            "BROKEN  ledger is cost: declared as violated (It [lies].) but it holds "
             "(measured 0, limit 0).",
         ),
         ("my_factories:crashes", 1, "FAILED  ledger is cost: ValueError: on purpose"),
@@ -97,7 +98,7 @@ def one_law(monkeypatch):
 def test_check(simfbo, one_law, factory, code, line):
     assert simfbo("check", factory) == (
         code,
-        f"{line}\n{1 - code} of 1 laws hold or are broken as declared.\n",
+        f"{line}\n{1 - code} of 1 laws hold or are violated as declared.\n",
         "",
     )
 
@@ -111,22 +112,28 @@ def test_check_finds_a_cheat(simfbo, one_law):
 def test_check_adds_the_single_loop_laws(simfbo, one_law, monkeypatch):
     law = checks.Law("mine", "it must be small", lambda factory: 0.25, 0.5)
     monkeypatch.setattr(checks, "SINGLE_LOOP_LAWS", (law,))
-    code, out, _ = simfbo("check", "simfbo:simfbo", "--single-loop")
+    code, out, _ = simfbo("check", "simfbo.algorithms:simfbo", "--single-loop")
     assert code == 0
     assert "ok      mine: it must be small (measured 0.25, limit 0.5).\n" in out
-    assert out.endswith("2 of 2 laws hold or are broken as declared.\n")
+    assert out.endswith("2 of 2 laws hold or are violated as declared.\n")
 
 
 @pytest.mark.parametrize(
     ("factory", "sentence"),
     [
-        ("simfb", "'simfb' is no factory: write MODULE:FACTORY, as my_module:mine."),
-        (":simfbo", "':simfbo' is no factory: write MODULE:FACTORY, as my_module:mine."),
-        ("simfbo:", "'simfbo:' is no factory: write MODULE:FACTORY, as my_module:mine."),
+        ("simfb", "Unknown algorithm 'simfb'. Did you mean 'simfbo'?"),
+        (":simfbo", "Write ':simfbo' as package.module:name."),
+        ("simfbo:", "Write 'simfbo:' as package.module:name."),
         ("no_such:x", "'no_such:x' cannot be imported: No module named 'no_such'."),
         (
-            "simfbo:x",
-            "'simfbo:x' cannot be imported: module 'simfbo' has no attribute 'x'.",
+            "simfbo.checks:x",
+            "'simfbo.checks:x' cannot be imported: module 'simfbo.checks' has no attribute 'x'.",
+        ),
+        ("math:pi", "The algorithm 'math:pi' must be a function, got float."),
+        (
+            "math:sin",
+            "'math:sin' must take its step sizes as (problem, local, server) or as (problem, "
+            "steps).",
         ),
     ],
 )
@@ -158,12 +165,12 @@ def test_data_of_digits(simfbo):
 def test_data_of_an_unknown_name(simfbo):
     code, out, err = simfbo("data", "mnits")
     assert (code, out) == (2, "")
-    assert err.startswith("simfbo: There is no dataset 'mnits': use 'mnist'")
+    assert err == "simfbo: Unknown dataset 'mnits'. Did you mean 'mnist'?\n"
 
 
 def test_report_of_nothing(simfbo):
     assert simfbo("report", "nowhere") == (
         2,
         "",
-        "simfbo: No run is at nowhere: give a folder that `simfbo run` wrote.\n",
+        "simfbo: There is no run at nowhere: pass the folder of a run.\n",
     )

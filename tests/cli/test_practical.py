@@ -1,4 +1,4 @@
-"""The practical tasks from the command line: no flags needed, baselines beside every result."""
+"""The practical tasks from the command line: no flags needed, baselines next to every result."""
 
 import json
 import re
@@ -8,9 +8,10 @@ import pytest
 
 from simfbo.config import run as config
 from simfbo.errors import UserError
+from simfbo.tasks import baselines
 
 TINY = (
-    "run", "regularisation", "--rounds", "500", "--clients", "3", "--set", "task.features=4",
+    "run", "regularisation", "--rounds", "60", "--clients", "3", "--set", "task.features=4",
     "--set", "task.relevant=1", "--set", "task.folds=2", "--output", "out",
 )  # fmt: skip
 
@@ -20,7 +21,9 @@ def numbers(line: str) -> list[float]:
     return [float(part) for part in re.findall(r"\d+\.\d+", line)]
 
 
-def test_a_result_stands_beside_its_baselines(simfbo):
+def test_a_result_stands_next_to_its_baselines(simfbo, monkeypatch):
+    monkeypatch.setattr(baselines, "_FEWEST", 2)  # rounds of a candidate: this test is short
+    monkeypatch.setattr(baselines, "_PROBING", 2)
     code, out, err = simfbo(*TINY, "--quiet")
     assert (code, err) == (0, "")
     rows = {line[:35].strip(): numbers(line[35:])[0] for line in out.splitlines()[4:8]}
@@ -39,7 +42,7 @@ def test_baselines_can_be_left_out_and_a_finished_run_is_left_alone(simfbo):
     assert code == 0
     assert "no tuning" not in out
     assert not Path("out/baselines.json").exists()
-    assert simfbo("run", "--resume", "out")[1] == "out has finished: nothing is left to do.\n"
+    assert simfbo("run", "--resume", "out")[1] == "out has finished: nothing left to do.\n"
 
 
 @pytest.mark.parametrize("task", ["regularisation", "label-cleaning", "long-tail", "fair"])
@@ -74,7 +77,8 @@ def test_a_step_size_that_is_given_counts():
          "must not exceed 100,000,000"),
         ({"task.name": "long-tail", "task.imbalance": 0.5}, "greater than or equal to 1"),
         ({"task.name": "hyper-representation", "task.unseen": 20}, "leave some of the 20 clients"),
-        ({"task.name": "fair", "privacy.where": "client"}, "does not cover the search for steps"),
+        ({"task.name": "fair", "privacy.where": "client"},
+         "does not cover the search for step sizes"),
     ],
 )  # fmt: skip
 def test_mistakes_are_sentences(settings, sentence):
@@ -85,14 +89,14 @@ def test_mistakes_are_sentences(settings, sentence):
 def test_cost_says_what_automatic_steps_add(simfbo):
     code, out, _ = simfbo("cost", *TINY[1:-2])
     assert code == 0
-    assert "before the first, 15 exchanges or more" in out
+    assert "Automatic step sizes add at least 15 exchanges before the first." in out
     assert "simfbo_step" in out
 
 
 def test_other_methods_find_their_steps_too(simfbo):
     code, out, _ = simfbo("run", "quadratic", "--algorithm", "fednest", "--steps", "auto",
-                          "--rounds", "60", "--clients", "4", "--quiet")  # fmt: skip
+                          "--rounds", "20", "--clients", "4", "--quiet")  # fmt: skip
     assert code == 0
     found = re.search(r"grad norm squared ([\d.e-]+)", out)
     assert found is not None
-    assert float(found[1]) < 0.05
+    assert float(found[1]) < 0.01

@@ -16,11 +16,13 @@ def test_starved(simfbo):
     code, out, err = simfbo(*RUN, *flags)
     assert code == 1
     assert "starved after " in out
-    assert "Replies that did not count: 3, of 3 clients, most often because the client did " in out
-    # These drop-outs were asked for and will come again, so going on is not offered.
+    assert (
+        "Excluded replies: 3, from 3 clients; most frequent reason (3): the client did not " in out
+    )
+    # These drop-outs were asked for and will come again, so resuming is not suggested.
     assert err == (
         "simfbo: starved in round 1: only 0 of 3 replies to 'simfbo_step' count: client 0 did not "
-        "reply. Ask more clients, or accept fewer replies.\n"
+        "reply. Sample more clients, or lower min_replies.\n"
     )
     assert History.load("it").end["status"] == "starved"
 
@@ -28,11 +30,11 @@ def test_starved(simfbo):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--resume", "no"), "No run is at no: give a folder that `simfbo run` wrote."),
-        (("quadratic", "--resume", "it"), "leave TASK out."),
-        (("--resume", "it", "--rounds", "9"), "leave --rounds out."),
-        (("--resume", "it", "--set", "seed=3"), "leave --set out."),
-        (("--resume", "it", "--output", "b"), "leave --output out."),
+        (("--resume", "no"), "There is no run at no: pass the folder of a run."),
+        (("quadratic", "--resume", "it"), "omit TASK."),
+        (("--resume", "it", "--rounds", "9"), "omit --rounds."),
+        (("--resume", "it", "--set", "seed=3"), "omit --set."),
+        (("--resume", "it", "--output", "b"), "omit --output."),
     ],
 )
 def test_resume_takes_no_settings(simfbo, arguments, sentence):
@@ -52,8 +54,8 @@ def test_resume_after_damage(simfbo):
     newest, older = (Path(f"it/checkpoint-000000000{t}.npz") for t in (3, 2))
     newest.write_bytes(newest.read_bytes()[:-1])
     code, _, err = simfbo("run", "--resume", "it", "--quiet")
-    told = "cannot be used (its digest is wrong); the one before it is tried."
-    assert (code, err) == (0, f"simfbo: {newest} {told}\n")
+    sentence = "cannot be used (its digest is wrong); trying the previous checkpoint."
+    assert (code, err) == (0, f"simfbo: {newest} {sentence}\n")
     assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == [
         json.loads(line)["kind"] for line in lines
     ]
@@ -103,5 +105,5 @@ def test_a_spoilt_plan_is_one_sentence(simfbo, study, text):
     Path("it").mkdir()
     Path("it/study.json").write_text(text)
     code, out, err = simfbo(study, "--resume", "it")
-    told = f"simfbo: it is no folder that `simfbo {study}` wrote: give one.\n"
-    assert (code, out, err) == (2, "", told)
+    sentence = f"simfbo: it was not written by `simfbo {study}`: give another folder.\n"
+    assert (code, out, err) == (2, "", sentence)

@@ -1,21 +1,22 @@
 """`simfbo run`, and what holds for every command: files, numbers, sentences and exit codes."""
 
+import importlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simfbo import datasets
-from simfbo.cli.main import commands, main
+from simfbo.cli.main import main
+from simfbo.config import build_task
 from simfbo.errors import UserError
+from simfbo.runs.checkpoint import load_variables
 from simfbo.runs.history import History
-from simfbo.runs.variables import load_variables
 
 FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
@@ -69,8 +70,8 @@ def test_run_writes_everything_and_never_over_another(simfbo):
     code, out, err = simfbo(*RUN, "--output", str(first), "--seed", "5")
     assert (code, out) == (2, "\n")
     assert err == (
-        f"simfbo: {first} already holds a run: choose another output folder, or go on with it: "
-        f"simfbo run --resume {first}.\n"
+        f"simfbo: {first} already holds a run: choose another folder, or continue the run with "
+        "--resume.\n"
     )
     assert content(first) == before
 
@@ -82,8 +83,25 @@ def test_run_writes_everything_and_never_over_another(simfbo):
 
     code, _, err = simfbo("report", str(first), "--metric", "loss")
     assert code == 2
-    assert err.startswith("simfbo: The history holds no 'loss'; it holds round, communication_")
+    assert err.startswith("simfbo: The history has no 'loss'; it has round, communication_")
     assert not Path("report").exists()
+
+
+def test_everything_is_made_once(simfbo, monkeypatch):
+    calls = Counter()
+    for place in ("config.run.checked", "config.build_task.build_task", "config.build.build_method",
+                  "config.build.build_federation", "config.build.SimulatedFederation"):  # fmt: skip
+        module, _, name = f"simfbo.{place}".rpartition(".")
+        real = getattr(importlib.import_module(module), name)
+
+        def counted(*given, real=real, name=name, **named):
+            calls[name] += 1
+            return real(*given, **named)
+
+        monkeypatch.setattr(f"simfbo.{place}", counted)
+    assert simfbo(*RUN, "--quiet")[0] == 0
+    assert set(calls.values()) == {1}
+    assert len(calls) == 5
 
 
 def test_run_on_digits(simfbo):
@@ -101,117 +119,6 @@ def test_run_on_digits(simfbo):
     assert "ShroFBO on hyper-representation (digits, mlp, iid, 4 clients): finished" in out
 
 
-def test_interrupted(simfbo, monkeypatch):
-    watched = commands.run_config
-
-    def interrupted(config, task, directory, on_round, *rest):
-        def stop(t, record):
-            on_round(t, record)
-            if t == 1:
-                raise KeyboardInterrupt
-
-        return watched(config, task, directory, stop, *rest)
-
-    monkeypatch.setattr(commands, "run_config", interrupted)
-    code, _, err = simfbo(*RUN, "--output", "it")
-    assert (code, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
-    history = History.load("it")
-    assert history.end == {"status": "interrupted"}
-    assert history.column("round") == [0, 1]
-    assert set(content(Path("it"))) == FILES
-    assert "interrupted after 1 of 3 iterations." in Path("it/summary.txt").read_text()
-    assert Path("it/checkpoint-0000000001.npz").exists()
-    monkeypatch.setattr(commands, "run_config", watched)
-    code, out, err = simfbo("run", "--resume", "it", "--quiet")
-    assert (code, err) == (0, "")
-    assert "finished after 3 of 3 iterations." in out
-    assert simfbo(*RUN, "--output", "whole")[0] == 0
-    states = [np.load(Path(name) / "checkpoint-0000000003.npz") for name in ("it", "whole")]
-    for name in states[0].files:
-        if name != "manifest":
-            np.testing.assert_array_equal(states[0][name], states[1][name])
-    assert same_but_clocks("it", "whole")
-    code, out, err = simfbo("run", "--resume", "it")
-    assert (code, err) == (0, "")
-    assert out == "it has finished: nothing is left to do.\n"
-
-
-def same_but_clocks(a, b):
-    """Return whether two histories agree in all but what the clock says."""
-    clocks = ("seconds", "cpu_seconds")
-    first, second = History.load(a), History.load(b)
-    return (
-        all(
-            {k: v for k, v in r.items() if k not in clocks}
-            == {k: v for k, v in s.items() if k not in clocks}
-            for r, s in zip(first.records, second.records, strict=True)
-        )
-        and first.end == second.end
-    )
-
-
-def test_interrupted_before_the_first_evaluation(simfbo, monkeypatch):
-    def evaluate(state):
-        raise KeyboardInterrupt
-
-    build = commands.build_task
-    monkeypatch.setattr(
-        commands, "build_task", lambda *given: build(*given)._replace(evaluate=evaluate)
-    )
-    code, out, err = simfbo(*RUN, "--output", "it")
-    assert (code, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
-    assert "The run ended before its first evaluation." in out
-    assert History.load("it").end == {"status": "interrupted"}
-    assert History.load("it").records == []
-
-
-def test_interrupted_elsewhere(simfbo, monkeypatch):
-    def build(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(commands, "build_task", build)
-    assert simfbo(*RUN) == (130, "", "simfbo: interrupted.\n")
-
-
-def subprocess_environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "300"}
-
-
-def test_a_real_ctrl_c(tmp_path):
-    # The handler is set explicitly, since background shells hand down an ignored SIGINT.
-    script = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from simfbo.cli.main import main; sys.exit(main())"
-    )
-    arguments = ("run", "quadratic", "--rounds", "9999999", "--every", "50", "--output", "it",
-                 "--quiet", "--set", "task.clients=2")  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        cwd=tmp_path,
-        env=subprocess_environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    file = tmp_path / "it" / "history.jsonl"
-    try:
-        deadline = time.monotonic() + 60
-        while not (file.exists() and file.read_text().count("\n") > 3):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (130, "simfbo: to go on: simfbo run --resume it\n")
-    assert ": interrupted after " in out
-    history = History.load(tmp_path / "it")
-    assert history.end == {"status": "interrupted"}
-    assert history.column("round")[:3] == [0, 50, 100]
-    assert set(content(tmp_path / "it")) == FILES
-
-
 def test_diverged(simfbo):
     steps = (
         "--set",
@@ -224,10 +131,12 @@ def test_diverged(simfbo):
     first, second = err.splitlines()
     assert re.fullmatch(
         r"simfbo: diverged in round 1: the norm of [xyv] is \S+ after round 1, the limit \S+; "
-        r"client \d sent the largest message. Smaller steps for [xyv] often help.",
+        r"client \d sent the largest message. A smaller step size for [xyv] often helps.",
         first,
     )
-    sentence = "simfbo: try smaller steps, as --set algorithm.server.x=0.01, or simfbo tune."
+    sentence = (
+        "simfbo: try smaller steps, for example --set algorithm.server.x=0.01, or simfbo tune."
+    )
     assert second == sentence
     assert "SimFBO on quadratic (3 clients): diverged after 1 of 50 iterations" in out
     history = History.load("it")
@@ -236,10 +145,10 @@ def test_diverged(simfbo):
     assert set(content(Path("it"))) == FILES
     code, out, err = simfbo("run", "--resume", "it")
     assert (code, err) == (1, first + "\n")
-    assert out == "it has diverged: nothing is left to do.\n"
+    assert out == "it has diverged: nothing left to do.\n"
 
 
-def test_epsilon_stands_beside_the_metrics(simfbo):
+def test_epsilon_is_one_of_the_metrics(simfbo):
     code, out, _ = simfbo(*RUN, "--quiet", "--output", "it", "--set", "privacy.noise.x=5")
     assert code == 0
     assert re.search(r"v error \S+, epsilon \d+", out)
@@ -253,9 +162,12 @@ def test_epsilon_stands_beside_the_metrics(simfbo):
         (["algorithm.name=fednest", "privacy.delta=0.1"], "'privacy' is accounted for simfbo"),
         (["sampling.kind=with-replacement", "privacy.delta=0.1"], "'privacy' needs sampling"),
         (["aggregation.x=median", "privacy.delta=0.1"], "'privacy' is accounted for the mean"),
-        (["gate.min_replies=4"], "'gate.min_replies' is 4, but only 3 are asked."),
-        (["gate.max_nrm=4"], "'gate.max_nrm' is no setting. Did you mean 'gate.max_norm'?"),
-        (["aggregation.x=mode"], "'aggregation.x' is wrong: input should be 'mean', 'median'"),
+        (
+            ["gate.min_replies=4"],
+            "'gate.min_replies' is 4, but only 3 clients are sampled: lower it.",
+        ),
+        (["gate.max_nrm=4"], "Unknown setting 'gate.max_nrm'. Did you mean 'gate.max_norm'?"),
+        (["aggregation.x=mode"], "'aggregation.x' should be 'mean', 'median'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(simfbo, settings, sentence):
@@ -270,7 +182,7 @@ def stop(*given):
 
 
 def test_unequal_local_work_is_warned_of(simfbo, monkeypatch):
-    monkeypatch.setattr(commands, "_watch", stop)
+    monkeypatch.setattr("simfbo.cli.run._watch", stop)
     code, _, err = simfbo(*RUN, "--tau", "1,1,4")
     assert code == 2
     assert err == (
@@ -291,11 +203,16 @@ def test_or_digits(simfbo, monkeypatch):
 
     monkeypatch.setattr(datasets, "load", unreachable)
     watched = []
-    monkeypatch.setattr(commands, "_watch", lambda config, *given: watched.append(config) or stop())
+
+    def watch(built, *given):
+        watched.append(built.config)
+        stop()
+
+    monkeypatch.setattr("simfbo.cli.run._watch", watch)
     wanted = (*DIGITS, "--dataset", "mnist")
     assert simfbo(*wanted) == (2, "", "simfbo: MNIST could not be fetched (no network?).\n")
     assert simfbo(*wanted, "--or-digits")[2] == (
-        "simfbo: mnist could not be fetched (no network?), so this runs on digits.\nsimfbo: Stop.\n"
+        "simfbo: mnist could not be fetched (no network?), using digits instead.\nsimfbo: Stop.\n"
     )
     (config,) = watched
     assert (config.task.dataset, config.task.clients, config.task.hidden) == ("digits", 20, 5)
@@ -314,15 +231,15 @@ def test_or_digits_hides_no_mistake_on_digits(simfbo):
     [
         (
             (),
-            "Name a task: quadratic, hyper-representation, regularisation, label-cleaning, "
-            "long-tail, fair; or give --config FILE.",
+            "Name a task (quadratic, hyper-representation, regularisation, label-cleaning, "
+            "long-tail or fair), or give --config FILE.",
         ),
         (("--config", "no.toml"), "no.toml cannot be read: No such file or directory."),
         (
             ("quadratic", "--set", "task.client=3"),
-            "'task.client' is no setting. Did you mean 'task.clients'?",
+            "Unknown setting 'task.client'. Did you mean 'task.clients'?",
         ),
-        (("quadratic", "--set", "x"), "'x' is no setting: write KEY=VALUE, as in task.clients=50."),
+        (("quadratic", "--set", "x"), "Write 'x' as KEY=VALUE, for example task.clients=50."),
         (("quadratic", "--tau", "1,2"), "2 numbers of local steps are given for 10 clients."),
         (
             ("quadratic", "--cohort", "11"),
@@ -340,10 +257,10 @@ def test_wrong_input(simfbo, arguments, sentence):
 
 
 def test_an_error_of_ours_is_one_line(simfbo, monkeypatch):
-    def build(*given):
+    def broken(*given):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(commands, "build_task", build)
+    monkeypatch.setattr(build_task, "build_task", broken)
     assert simfbo(*RUN) == (
         1,
         "",
@@ -366,19 +283,24 @@ def test_no_command(simfbo):
         (("--rounds", "many"), "--rounds: give a whole number, got 'many'."),
         (("--rounds", "9" * 5000), f"--rounds: give a whole number, got '{66 * '9'}...{9 * '9'}'."),
         (("--rounds",), "--rounds: expected one argument."),
-        (("--round\n=3",), "'--round\\n=3' is no flag: see simfbo COMMAND --help."),
+        (("--round\n=3",), "Unknown flag '--round\\n=3'. See simfbo COMMAND --help."),
         (("--tau", "1\n2"), "--tau takes 5, 1..10 or 1,2,3; got '1\\n2'."),
     ],
 )
-def test_a_flag_that_is_none(simfbo, arguments, sentence):
+def test_a_flag_that_is_invalid(simfbo, arguments, sentence):
     assert simfbo("run", "quadratic", *arguments) == (2, "", f"simfbo: {sentence}\n")
+
+
+def subprocess_environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "300"}
 
 
 def test_help_is_light(tmp_path):
     script = (
         "import contextlib, io, sys\n"
         "from simfbo.cli.main import main\n"
-        "for command in ([], ['run'], ['cost'], ['check'], ['data'], ['report']):\n"
+        "commands = 'run compare tune reproduce cost check data report flower'.split()\n"
+        "for command in ([], *([name] for name in commands)):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout("
         "io.StringIO()) as o:\n"
         "        main([*command, '--help'])\n"
@@ -386,7 +308,7 @@ def test_help_is_light(tmp_path):
         "with contextlib.redirect_stderr(io.StringIO()) as e:\n"
         "    assert main(['run', 'quadratic', '--set', 'task.client=3']) == 2\n"
         "assert 'clients' in e.getvalue()\n"
-        "print(sorted({'jax', 'numpy', 'matplotlib', 'optax'} & set(sys.modules)))\n"
+        "print(sorted({'jax', 'numpy', 'matplotlib', 'optax', 'flwr'} & set(sys.modules)))\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,122 +1,253 @@
 """The gate by itself: what is admitted, and the reasons for what is not."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import DebugFederation, SimulatedFederation, UserError, from_clients
-from simfbo.core.federation import Exchange
-from simfbo.core.gate import Asked, Gate, Reply, admit, as_arrays, names, occurrences
+from simfbo.core.exchange import Reason, Request
+from simfbo.core.gate import Gate, Reply, admit, occurrences
 from simfbo.core.problem import Point
+from simfbo.core.trees import as_arrays, names
+
+MEMBERS = (2, 3, 5, 8, 9)
+
+
+def request(ids=(3, 8), number=5):
+    like = Point(x={"w": np.zeros((2, 1), "float32")}, y=np.zeros(3, "float32"))
+    return Request(number, "step", np.array(ids), like)
+
+
+def fine(client, number=5, repeat=0):
+    own = np.float32(client if isinstance(client, int) and 0 < client < 100 else 1)
+    message = Point(x={"w": np.full((2, 1), own)}, y=np.full(3, 1 / own))
+    return Reply(client, number, as_arrays(message), repeat)
 
 
 def changed(reply, **parts):
     return reply._replace(arrays={**reply.arrays, **parts})
 
 
+def y_of(reply):
+    return reply.arrays[".y"]
+
+
+def put(reply, value, place=0):
+    array = y_of(reply).copy()
+    array[place] = value
+    return changed(reply, **{".y": array})
+
+
 def left_out(reply, name):
     return reply._replace(arrays={key: a for key, a in reply.arrays.items() if key != name})
 
 
-def ask(ids=(3, 8), number=5):
-    like = Point(x={"w": np.zeros((2, 1), "float32")}, y=np.zeros(3, "float32"))
-    return Asked(number, "work", np.array(ids), like)
+def with_y(reply, value):
+    return changed(reply, **{".y": value})
 
 
-def fine(client, number=5, repeat=0):
-    message = Point(x={"w": np.ones((2, 1), "float32")}, y=np.ones(3, "float32"))
-    return Reply(client, number, as_arrays(message), repeat)
+# What can go wrong with a reply: what arrives in its place, and the reasons given for it.
+KINDS = {
+    "nan": (lambda r: [put(r, np.nan)], Reason.NOT_FINITE),
+    "nan at the end": (lambda r: [put(r, np.nan, -1)], Reason.NOT_FINITE),
+    "inf": (lambda r: [put(r, np.inf)], Reason.NOT_FINITE),
+    "minus inf": (lambda r: [put(r, -np.inf)], Reason.NOT_FINITE),
+    "all nan": (
+        lambda r: [changed(r, **{".x['w']": np.full((2, 1), np.float32(np.nan))})],
+        Reason.NOT_FINITE,
+    ),
+    "too large": (lambda r: [put(r, 1e30)], Reason.TOO_LARGE),
+    "missing key": (lambda r: [left_out(r, ".x['w']")], Reason.MALFORMED),
+    "no keys": (lambda r: [r._replace(arrays={})], Reason.MALFORMED),
+    "extra key": (lambda r: [changed(r, more=y_of(r))], Reason.MALFORMED),
+    "renamed key": (lambda r: [changed(left_out(r, ".y"), **{".Y": y_of(r)})], Reason.MALFORMED),
+    "key is no text": (
+        lambda r: [r._replace(arrays={**left_out(r, ".y").arrays, 7: y_of(r)})],
+        Reason.MALFORMED,
+    ),
+    "shape": (lambda r: [with_y(r, np.ones(4, "float32"))], Reason.MALFORMED),
+    "rank up": (lambda r: [with_y(r, y_of(r)[None])], Reason.MALFORMED),
+    "rank down": (lambda r: [with_y(r, y_of(r)[0])], Reason.MALFORMED),
+    "empty": (lambda r: [with_y(r, np.ones(0, "float32"))], Reason.MALFORMED),
+    "huge": (lambda r: [with_y(r, np.zeros(100_000, "float32"))], Reason.MALFORMED),
+    "dtype wide": (lambda r: [with_y(r, y_of(r).astype("float64"))], Reason.MALFORMED),
+    "dtype narrow": (lambda r: [with_y(r, y_of(r).astype("float16"))], Reason.MALFORMED),
+    "dtype whole": (lambda r: [with_y(r, y_of(r).astype("int32"))], Reason.MALFORMED),
+    "dtype complex": (lambda r: [with_y(r, y_of(r).astype("complex64"))], Reason.MALFORMED),
+    "byte order": (lambda r: [with_y(r, y_of(r).astype(">f4"))], Reason.MALFORMED),
+    "objects": (lambda r: [with_y(r, y_of(r).astype(object))], Reason.MALFORMED),
+    "text": (lambda r: [with_y(r, "0.1 0.2 0.3")], Reason.MALFORMED),
+    "a list": (lambda r: [with_y(r, y_of(r).tolist())], Reason.MALFORMED),
+    "nothing": (lambda r: [with_y(r, None)], Reason.MALFORMED),
+    "no arrays": (lambda r: [r._replace(arrays=None)], Reason.MALFORMED),
+    "arrays in a list": (lambda r: [r._replace(arrays=list(r.arrays.values()))], Reason.MALFORMED),
+    "stale round": (lambda r: [r._replace(exchange=r.exchange - 1)], Reason.WRONG_EXCHANGE),
+    "future round": (lambda r: [r._replace(exchange=r.exchange + 1)], Reason.WRONG_EXCHANGE),
+    "round is text": (lambda r: [r._replace(exchange=str(r.exchange))], Reason.WRONG_EXCHANGE),
+    "round is not a number": (lambda r: [r._replace(exchange=np.nan)], Reason.WRONG_EXCHANGE),
+    "duplicate": (lambda r: [r, r], Reason.DUPLICATE),
+    "contradiction": (lambda r: [r, with_y(r, 2 * y_of(r))], Reason.DUPLICATE),
+    "unknown client": (lambda r: [r._replace(client=77)], Reason.NOT_REQUESTED),
+    "negative client": (lambda r: [r._replace(client=-1)], Reason.NOT_REQUESTED),
+    "client is text": (lambda r: [r._replace(client=str(r.client))], Reason.NOT_REQUESTED),
+    "client is true": (lambda r: [r._replace(client=True)], Reason.NOT_REQUESTED),
+    "another repeat": (lambda r: [r._replace(repeat=1)], Reason.NOT_REQUESTED),
+    "not a reply": (lambda r: [r.arrays], Reason.MALFORMED),
+    "nothing at all": (lambda r: [None], Reason.MALFORMED),
+    "silence": (lambda r: [], Reason.NO_REPLY),
+}
+STRANGERS = ("unknown client", "negative client", "client is text", "client is true")
+SILENT = {*STRANGERS, "another repeat", "not a reply", "nothing at all", "silence", "stale round",
+          "future round", "round is text", "round is not a number"}  # fmt: skip
+GATE = Gate(max_norm=1e9)
+
+
+@pytest.mark.parametrize("client", [MEMBERS[0], MEMBERS[-1]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_reply_leaves_what_there_is_without_that_client(kind, client):
+    """All others' messages stay as they are, to the bit, wherever the bad one arrives."""
+    spoil, reason = KINDS[kind]
+    others = [fine(member) for member in MEMBERS if member != client]
+    bad = spoil(fine(client))
+    found = admit([*bad, *others], request(MEMBERS), GATE)
+    assert [message is None for message in found.messages] == [m == client for m in MEMBERS]
+    for member, message in zip(MEMBERS, found.messages, strict=True):
+        if member != client:
+            for name, array in as_arrays(message).items():
+                np.testing.assert_array_equal(array, fine(member).arrays[name])
+    reasons = [refusal.reason for refusal in found.refusals]
+    silent = [Reason.NO_REPLY] if kind in SILENT else []
+    assert reasons == [reason] * len(bad) + silent
+    assert found.refusals[-1].client == client
+    assert all(refusal[:2] == (5, "step") for refusal in found.refusals)
+    again = admit([*others[::-1], *bad[::-1]], request(MEMBERS), GATE)
+    assert again.refusals == found.refusals
+
+
+@pytest.mark.parametrize("kind", ["stale round", "not a reply", "nothing at all", *STRANGERS])
+def test_a_stray_next_to_the_true_reply_changes_nothing(kind):
+    spoil, reason = KINDS[kind]
+    replies = [fine(member) for member in MEMBERS]
+    found = admit([*spoil(replies[2]), *replies], request(MEMBERS), Gate())
+    assert [refusal.reason for refusal in found.refusals] == [reason]
+    for member, message in zip(MEMBERS, found.messages, strict=True):
+        np.testing.assert_array_equal(message.y, y_of(fine(member)))
+
+
+def test_messages_come_in_the_order_of_the_cohort():
+    for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        found = admit([fine(MEMBERS[j]) for j in order], request(MEMBERS), Gate())
+        assert found.refusals == []
+        assert [int(message.x["w"][0, 0]) for message in found.messages] == list(MEMBERS)
 
 
 def test_names_and_messages_come_back():
-    asked = ask()
+    asked = request()
     assert names(asked.like) == [".x['w']", ".y"]
     admitted = admit([fine(8), fine(3)], asked, Gate())
     assert admitted.refusals == []
-    assert [message.y.tolist() for message in admitted.messages] == [[1, 1, 1]] * 2
-    np.testing.assert_array_equal(admitted.squares, [[2, 3]] * 2)
+    assert [message.x["w"].tolist() for message in admitted.messages] == [[[3], [3]], [[8], [8]]]
+    np.testing.assert_allclose(admitted.squares, [[18, 3 / 9], [128, 3 / 64]], rtol=1e-6)
 
 
 def test_jax_arrays_and_numpy_integers_pass():
     reply = fine(3)._replace(client=np.int64(3), exchange=np.int32(5))
     reply = reply._replace(arrays={key: jnp.asarray(a) for key, a in reply.arrays.items()})
-    assert admit([reply, fine(8)], ask(), Gate()).refusals == []
+    assert admit([reply, fine(8)], request(), Gate()).refusals == []
 
 
 @pytest.mark.parametrize(
-    ("reply", "client", "reason"),
+    ("reply", "client", "reason", "text"),
     [
-        (fine(4), 4, "was not asked"),
-        (fine(3, number=4), 3, "answered exchange 4, not 5"),
-        (fine(3, repeat=1), 3, "was not asked"),
-        (fine("3"), None, "was not asked"),
-        (5.0, None, "sent a float, which is no reply"),
-        (fine(3)._replace(arrays=None), 3, "sent a NoneType in place of named arrays"),
-        (left_out(fine(3), ".y"), 3, "left out .y"),
-        (changed(fine(3), z=1), 3, "sent 'z', which was not asked for"),
-        (changed(fine(3), **{".y": "no"}), 3, "sent a str for .y"),
-        (changed(fine(3), **{".y": np.ones(3)}), 3, "sent float64 numbers for .y, not float32"),
-        (changed(fine(3), **{".y": np.ones(2, "float32")}), 3, "sent shape (2,) for .y, not (3,)"),
+        (fine(4), 4, Reason.NOT_REQUESTED, "was not asked"),
+        (fine(3, number=4), 3, Reason.WRONG_EXCHANGE, "answered exchange 4, not 5"),
+        (fine(3, repeat=1), 3, Reason.NOT_REQUESTED, "was not asked"),
+        (fine("3"), None, Reason.NOT_REQUESTED, "was not asked"),
+        (5.0, None, Reason.MALFORMED, "sent a float, which is no reply"),
+        (
+            fine(3)._replace(arrays=None),
+            3,
+            Reason.MALFORMED,
+            "sent a NoneType in place of named arrays",
+        ),
+        (left_out(fine(3), ".y"), 3, Reason.MALFORMED, "left out .y"),
+        (changed(fine(3), z=1), 3, Reason.MALFORMED, "sent 'z', which was not asked for"),
+        (with_y(fine(3), "no"), 3, Reason.MALFORMED, "sent a str for .y"),
+        (
+            with_y(fine(3), np.ones(3)),
+            3,
+            Reason.MALFORMED,
+            "sent float64 numbers for .y, not float32",
+        ),
+        (
+            with_y(fine(3), np.ones(2, "float32")),
+            3,
+            Reason.MALFORMED,
+            "sent shape (2,) for .y, not (3,)",
+        ),
+        (
+            put(fine(3), np.inf),
+            3,
+            Reason.NOT_FINITE,
+            "sent .y that is not finite, or too large to measure",
+        ),
     ],
 )
-def test_reasons(reply, client, reason):
-    found = admit([reply, fine(8)], ask(), Gate())
+def test_texts(reply, client, reason, text):
+    found = admit([reply, fine(8)], request(), Gate())
     assert found.messages[0] is None
     assert found.messages[1] is not None
-    assert found.refusals[0] == (5, "work", client, reason)
+    assert found.refusals[0] == (5, "step", client, reason, text)
+
+
+def test_a_norm_is_that_of_all_arrays_and_the_limit_itself_passes():
+    """sqrt(2 * 3^2 + 3 * 1/3^2), with the message that the limit is told with."""
+    norm = float(np.sqrt(np.asarray(admit([fine(3)], request((3,)), Gate()).squares).sum()))
+    assert norm == pytest.approx(np.sqrt(18 + 1 / 3), rel=1e-6)
+    assert admit([fine(3)], request((3,)), Gate(max_norm=norm)).refusals == []
+    (refusal,) = admit([fine(3)], request((3,)), Gate(max_norm=4.2)).refusals
+    assert refusal[3:] == (Reason.TOO_LARGE, "sent a message of norm 4.28, the limit is 4.2")
+
+
+def test_an_open_gate_lets_any_number_through():
+    bad = put(fine(3), np.nan)
+    found = admit([bad], request((3,)), Gate(max_norm=1.0, open=True))
+    assert found.refusals == []
+    assert np.isnan(found.messages[0].y[0])
+
+
+def test_a_norm_that_overflows_is_refused():
+    asked = Request(1, "step", np.array([4]), np.zeros(2))
+    (refusal,) = admit([Reply(4, 1, {"": np.full(2, 1e200)})], asked, Gate()).refusals
+    assert refusal.reason == Reason.NOT_FINITE
 
 
 def test_clients_may_have_large_numbers_but_not_too_large():
-    asked = ask((5, 2**40, 2**62))
+    asked = request((5, 2**40, 2**62))
     assert admit([fine(5), fine(2**40), fine(2**62)], asked, Gate()).refusals == []
     beyond = admit([fine(2**63), fine(-(2**63)), fine(10**5000)], asked, Gate())
     assert [r.client for r in beyond.refusals[:3]] == [None] * 3
 
 
 def test_twice_is_refused_twice_and_is_no_silence():
-    found = admit([fine(3), fine(8), fine(3)], ask(), Gate())
-    assert [(r.client, r.reason) for r in found.refusals] == [(3, "replied more than once")] * 2
+    found = admit([fine(3), fine(8), fine(3)], request(), Gate())
+    assert [(r.client, r.text) for r in found.refusals] == [(3, "replied more than once")] * 2
 
 
-def test_a_late_reply_beside_the_right_one_does_not_make_two():
-    found = admit([fine(3, number=4), fine(3), fine(8)], ask(), Gate())
-    assert [r.reason for r in found.refusals] == ["answered exchange 4, not 5"]
+def test_a_late_reply_next_to_the_right_one_does_not_make_two():
+    found = admit([fine(3, number=4), fine(3), fine(8)], request(), Gate())
+    assert [r.text for r in found.refusals] == ["answered exchange 4, not 5"]
     assert found.messages[0] is not None
 
 
-def test_silence_is_told_last_and_in_order():
-    found = admit([fine(9)], ask((1, 3, 3)), Gate())
-    assert [(r.client, r.reason) for r in found.refusals] == [
+def test_silence_comes_last_and_in_order():
+    found = admit([fine(9)], request((1, 3, 3)), Gate())
+    assert [(r.client, r.text) for r in found.refusals] == [
         (9, "was not asked"), (1, "did not reply"), (3, "did not reply"), (3, "did not reply"),
     ]  # fmt: skip
 
 
-def test_the_loudest_is_one_that_counts():
-    squares = np.array([[1.0, 2.0], [np.nan, 0.0], [4.0, 0.0]])
-    asked = Asked(1, "work", np.array([5, 6, 7]), ())
-    assert Exchange(asked, np.array([True, False, True]), squares, []).loudest == 7
-    assert Exchange(asked, np.array([True, True, True]), squares, []).loudest == 6
-    assert Exchange(asked, np.zeros(3, bool), squares, []).loudest == 6
-
-
-@pytest.mark.parametrize("engine", [SimulatedFederation, DebugFederation])
-def test_the_absent_are_not_measured_and_complex_numbers_are_not_sent(engine):
-    data = from_clients([np.ones((1, 1))] * 3, [np.ones((1, 1))] * 3)
-
-    def work(payload, client):
-        return Point(y=jnp.ones(2, payload.dtype))
-
-    federation = engine(data, absence=lambda key, ids: ids == 1)
-    cohort = federation.cohort(jax.random.key(0))
-    federation.aggregate(work, np.ones(()), cohort, jax.random.key(0))
-    np.testing.assert_array_equal(federation.latest.squares, [[2], [0], [2]])
-    with pytest.raises(UserError, match="'work' returns complex128 numbers: return floats"):
-        federation.aggregate(work, np.ones((), complex), cohort, jax.random.key(0))
-
-
 def test_defaults():
-    assert Gate() == Gate(max_norm=None, min_replies=1)
+    assert Gate() == Gate(max_norm=None, min_replies=1, open=False)
     assert Reply(3, 5, {}).repeat == 0
 
 
@@ -125,14 +256,20 @@ def test_repeats_are_numbered():
     assert occurrences(ids).tolist() == [0, 0, 1, 0, 1, 2, 3, 0]
 
 
+def test_a_client_drawn_twice_answers_twice():
+    found = admit([fine(3, repeat=1), fine(8), fine(3)], request((3, 3, 8)), Gate())
+    assert found.refusals == []
+    assert all(message is not None for message in found.messages)
+
+
 def test_a_bare_array_has_no_name():
-    asked = Asked(1, "work", np.array([4]), np.zeros(2))
+    asked = Request(1, "step", np.array([4]), np.zeros(2))
     bad = Reply(4, 1, {"": np.array([0.0, np.nan])})
     (refusal,) = admit([bad], asked, Gate()).refusals
-    assert refusal.reason == "sent a message that is not finite, or too large to measure"
-    reasons = [admit([Reply(4, 1, arrays)], asked, Gate()).refusals[0].reason for arrays in (
+    assert refusal.text == "sent a message that is not finite, or too large to measure"
+    texts = [admit([Reply(4, 1, arrays)], asked, Gate()).refusals[0].text for arrays in (
         {}, {"": 3}, {"": np.zeros(2, int)}, {"": np.zeros(3)})]  # fmt: skip
-    assert reasons == [
+    assert texts == [
         "left out its array",
         "sent a int for its array",
         "sent int64 numbers for its array, not float64",
@@ -142,7 +279,7 @@ def test_a_bare_array_has_no_name():
 
 def test_refusals_come_in_the_order_of_clients_those_unknown_first():
     strays = [fine(7), fine(0), "what", fine(1)]
-    found = admit([*strays, fine(3), fine(8)], ask(), Gate())
+    found = admit([*strays, fine(3), fine(8)], request(), Gate())
     assert [refusal.client for refusal in found.refusals] == [None, 0, 1, 7]
-    again = admit([fine(8), *strays[::-1], fine(3)], ask(), Gate())
+    again = admit([fine(8), *strays[::-1], fine(3)], request(), Gate())
     assert again.refusals == found.refusals

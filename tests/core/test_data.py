@@ -1,5 +1,7 @@
 """Clients' data: exact means for unequal clients, batches of own rows only, drawn uniformly."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ def squares(x, y, batch):
 
 
 PROBLEM = BilevelProblem(upper=squares, lower=squares)
+DIRECTIONS = jax.jit(partial(directions, PROBLEM))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def test_full_batches_of_unequal_clients_are_exact_means(unequal, client):
 
     v = jnp.array([2.0, 5.0])
     other = unequal.client(client).upper_batch(jax.random.key(0))
-    d = directions(PROBLEM, x, y, v, batch, other)
+    d = DIRECTIONS(x, y, v, batch, other)
     np.testing.assert_allclose(d.y, y - lower.mean(axis=0), atol=1e-14)
     np.testing.assert_allclose(d.v, v - (y - upper.mean(axis=0)), atol=1e-14)
     np.testing.assert_allclose(d.x, 2 * x, atol=1e-14)

@@ -1,10 +1,12 @@
 """Local work: the plans, and the paths of the local optimisers against loops written by hand."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 
-from simfbo.algorithms._simfbo import Steps, drawn_directions, local_steps
+from simfbo.algorithms._common import drawn_directions, local_steps
 from simfbo.core.federation import Client
 from simfbo.core.local_work import (
     coefficients,
@@ -22,8 +24,9 @@ from simfbo.tasks import random_quadratic
 
 TAU, M, ALPHA = 6, 0.7, 0.2
 KEY = jax.random.key(3)
-ETA = Steps(y=0.1, v=0.08, x=0.05)
+ETA = Point(x=0.05, y=0.1, v=0.08)
 QUADRATIC = random_quadratic(2, seed=4)
+TASK = QUADRATIC.task()
 START = Point(x=np.full(4, 0.5), y=np.full(5, -0.3), v=np.full(5, 0.2))
 
 
@@ -48,9 +51,8 @@ def by_hand(step):
 
 def found(rule):
     """Return q of the library."""
-    coefs = constant(TAU, rule)(KEY, 2)[1]
-    client = Client(QUADRATIC.task().data.client(1), coefs, KEY)
-    q = jax.jit(local_steps(drawn_directions(QUADRATIC.task().problem), ETA))(START, client)
+    client = Client(TASK.data.client(1), constant(TAU, rule)(KEY, 2)[1], ETA, KEY)
+    q = jax.jit(partial(local_steps, drawn_directions(TASK.problem)))(START, client)
     return np.concatenate(q)
 
 
@@ -98,28 +100,28 @@ def test_effective_coefficients_are_the_formulas():
 
 
 def test_norm_is_the_sum_of_what_weighs_the_directions():
-    coefs = fixed([1, 3, 6], momentum(M))(KEY, 3)
+    plan = fixed([1, 3, 6], momentum(M))(KEY, 3)
     expected = [effective(momentum(M), tau).sum() for tau in (1, 3, 6)]
-    np.testing.assert_allclose(coefs.norm, expected)
-    assert coefs.steps.tolist()[0] == [1, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(plan.norm, expected)
+    assert plan.steps.tolist()[0] == [1, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
     "rule", [sgd(), proximal(ALPHA), momentum(M), coefficients([0.5, 2.0, 1.0, 3.0, 0.1, 1.5])]
 )
 def test_norms_of_all_lengths_are_the_sums(rule):
-    coefs = fixed(range(1, TAU + 1), rule)(KEY, TAU)
+    plan = fixed(range(1, TAU + 1), rule)(KEY, TAU)
     expected = [effective(rule, tau).sum() for tau in range(1, TAU + 1)]
-    np.testing.assert_allclose(coefs.norm, expected, rtol=1e-12)
+    np.testing.assert_allclose(plan.norm, expected, rtol=1e-12)
 
 
 def test_a_thousand_steps_can_be_planned():
-    coefs = fixed([1, 1000], proximal(ALPHA))(KEY, 2)
-    np.testing.assert_allclose(coefs.norm, [1, (1 - (1 - ALPHA) ** 1000) / ALPHA])
+    plan = fixed([1, 1000], proximal(ALPHA))(KEY, 2)
+    np.testing.assert_allclose(plan.norm, [1, (1 - (1 - ALPHA) ** 1000) / ALPHA])
 
 
 def test_uniform_once_or_every_round():
-    keys = jax.random.split(KEY, 200)
+    keys = list(jax.random.split(KEY, 200))
     once = [uniform(2, 4)(key, 50).tau for key in keys[:5]]
     assert all((tau == once[0]).all() for tau in once)
     again = np.stack([uniform(2, 4, every_round=True)(key, 50).tau for key in keys])

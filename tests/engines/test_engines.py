@@ -7,22 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import SimulatedFederation, Steps, cost, run, shrofbo, simfbo
+from simfbo import DebugFederation, Point, SimulatedFederation, cost, run
+from simfbo.algorithms import shrofbo, simfbo
 from simfbo.core.data import from_clients
-from simfbo.core.federation import Client, Ledger, client_key
+from simfbo.core.exchange import Reason
+from simfbo.core.federation import Client
 from simfbo.core.gate import occurrences
+from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant, fixed, uniform
-from simfbo.core.partition import iid
-from simfbo.core.problem import BilevelProblem, Point
+from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import Cohort, with_replacement, without_replacement
-from simfbo.datasets import ImageData
-from simfbo.engines import CountingFederation, DebugFederation
+from simfbo.engines import CountingFederation
 from simfbo.errors import ClientError, UserError
-from simfbo.tasks import hyper_representation
-from simfbo.tasks._quadratic import quadratic
-from simfbo.tasks.models import mlp
+from simfbo.tasks import quadratic
 
-STEPS = Steps(y=0.2, v=0.1, x=0.05)
+STEPS = Point(x=0.05, y=0.2, v=0.1)
 ENGINES = [SimulatedFederation, DebugFederation]
 KEY = jax.random.key(11)
 
@@ -30,16 +29,6 @@ KEY = jax.random.key(11)
 @pytest.fixture(scope="module")
 def task():
     return quadratic(clients=5, dim_x=2, dim_y=3, samples=6, noise=1.0, batch_size=2)
-
-
-@pytest.fixture
-def mnist(single_precision):
-    """Return the task with MNIST's shapes, on eight random images."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (8, 28, 28), dtype=np.uint8)
-    labels = np.arange(8, dtype=np.int32)
-    data = ImageData(images, labels, images[:2], labels[:2], "noise")
-    return hyper_representation(data, iid(8, 4), model=mlp(784, 200, 10), batch_size=1)
 
 
 def cohort(*ids, weights=None) -> Cohort:
@@ -54,24 +43,13 @@ def start(task) -> Point:
 # What is sent
 
 
-def test_mnist_messages_in_single_precision(mnist):
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (mnist.x0, mnist.y0)]
-    assert sizes == [157_000, 2_010]
-    federation = SimulatedFederation(mnist.data, without_replacement(3))
-    sent = cost(simfbo(mnist.problem, STEPS), federation, mnist.x0, mnist.y0).total
-    assert (sent.rounds, sent.floats_down, sent.floats_up) == (1, 3 * 161_020, 3 * 161_020)
-    assert (sent.bytes_down, sent.bytes_up) == (3 * 644_080, 3 * 644_080)
-    extra = cost(shrofbo(mnist.problem, STEPS), federation, mnist.x0, mnist.y0).total
-    assert (extra.bytes_down, extra.bytes_up) == (3 * 644_080, 3 * 644_084)
-    assert federation.ledger == Ledger()
-
-
-def test_cost_is_what_a_run_counts_on_mnist(mnist):
-    federation = SimulatedFederation(mnist.data, without_replacement(3))
-    algorithm = shrofbo(mnist.problem, STEPS)
-    expected = cost(algorithm, federation, mnist.x0, mnist.y0)
-    run(algorithm, federation, mnist.x0, mnist.y0, rounds=1)
-    assert federation.ledger == expected
+def test_single_precision_takes_half_the_bytes(single_precision):
+    task = quadratic(clients=5, dim_x=2, dim_y=3)
+    federation = SimulatedFederation(task.data, without_replacement(3))
+    sent = cost(simfbo(task.problem, STEPS), federation, task.x0, task.y0).total
+    assert (sent.rounds, sent.floats_down, sent.floats_up) == (1, 3 * 8, 3 * 8)
+    assert (sent.bytes_down, sent.bytes_up) == (3 * 32, 3 * 32)
+    assert federation.ledger == Ledger()  # only counted
 
 
 def test_double_precision_takes_twice_the_bytes(task):
@@ -82,7 +60,7 @@ def test_double_precision_takes_twice_the_bytes(task):
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, CountingFederation])
-def test_the_ledger_adds_up_by_work(task, engine):
+def test_the_ledger_adds_up_by_client_step(task, engine):
     def ping(payload, client: Client):
         return payload["a"]
 
@@ -91,11 +69,11 @@ def test_the_ledger_adds_up_by_work(task, engine):
 
     federation = engine(task.data)
     payload = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.float32)}
-    for work, members in ((ping, (0, 1)), (pong, (0, 1, 2)), (ping, (4,))):
-        federation.aggregate(work, payload, cohort(*members), KEY)
+    for step, members in ((ping, (0, 1)), (pong, (0, 1, 2)), (ping, (4,))):
+        federation.sum(step, payload, cohort(*members), KEY)
     ledger = federation.ledger
-    assert set(ledger.by_work) == {"ping", "pong"}
-    one, two = ledger.by_work["ping"], ledger.by_work["pong"]
+    assert set(ledger.by_step) == {"ping", "pong"}
+    one, two = ledger.by_step["ping"], ledger.by_step["pong"]
     assert (one.rounds, one.floats_down, one.floats_up) == (2, 3 * 7, 3 * 3)
     assert (one.bytes_down, one.bytes_up) == (3 * 40, 3 * 24)
     assert (two.rounds, two.floats_down, two.floats_up) == (1, 3 * 7, 3 * 7)
@@ -108,63 +86,41 @@ def test_the_ledger_adds_up_by_work(task, engine):
 
 
 @pytest.fixture(scope="module")
-def work(task):
-    """Return SimFBO's client work on the noisy task."""
-    return simfbo(task.problem, STEPS).works[0]
+def step(task):
+    """Return SimFBO's client step on the noisy task."""
+    return simfbo(task.problem, STEPS).client_steps[0]
 
 
 @pytest.fixture(scope="module")
 def compiled(task):
-    return SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 1, 2]))
+    return SimulatedFederation(task.data, local_work=fixed([1, 2, 2, 1, 2]))
 
 
-def test_a_message_does_not_depend_on_who_else_came(task, work, compiled):
-    members = [0, 2, 3]
-    weights = np.array([0.5, 2.0, -1.0])
-    together = compiled.aggregate(work, start(task), cohort(*members, weights=weights), KEY)
-    alone = [compiled.aggregate(work, start(task), cohort(i), KEY) for i in members]
+def test_a_message_does_not_depend_on_who_else_came(task, step, compiled):
+    """Client 0's, as it comes first, in the middle and last, in other company."""
+    messages = [
+        compiled.gather(step, start(task), cohort(*members), KEY, STEPS)
+        for members in ((0, 1, 2), (0, 3, 4), (0, 0, 1))
+    ]
     for name in Point._fields:
-        expected = sum(w * getattr(m, name) for w, m in zip(weights, alone, strict=True))
-        np.testing.assert_allclose(getattr(together, name), expected, atol=1e-12)
-    assert not np.allclose(alone[0].y, alone[1].y)
+        first = getattr(messages[0], name)
+        for found in messages[1:]:
+            np.testing.assert_array_equal(getattr(found, name)[0], first[0])
+        np.testing.assert_array_equal(getattr(messages[2], name)[2], first[1])
+        assert np.abs(first[0] - first[1]).max() > 1e-3
 
 
-def test_engines_agree(task, work, compiled):
+def test_engines_agree(task, step, compiled):
     debug = DebugFederation(task.data, local_work=compiled.local_work)
-    members = cohort(0, 1, 1, weights=np.array([0.3, 0.2, 0.7]))
     for engine in (compiled, debug):
         engine.ledger = Ledger()
-    fast, slow = (e.aggregate(work, start(task), members, KEY) for e in (compiled, debug))
+    fast, slow = (
+        e.gather(step, start(task), cohort(0, 1, 1), KEY, STEPS) for e in (compiled, debug)
+    )
     for name in Point._fields:
         np.testing.assert_allclose(getattr(fast, name), getattr(slow, name), rtol=0, atol=1e-12)
     assert compiled.ledger == debug.ledger
-
-
-def draw(payload, client: Client):
-    return jax.random.uniform(client.key)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_client_and_every_repeat_has_a_key_of_its_own(task, engine):
-    federation = engine(task.data)
-    members = (0, 1, 1, 1, 4)
-    draws = [
-        float(federation.aggregate(draw, jnp.zeros(()), cohort(*members, weights=one), KEY))
-        for one in np.eye(5)
-    ]
-    assert len(set(draws)) == 5
-    expected = [client_key(KEY, *who) for who in ((0, 0), (1, 0), (1, 1), (1, 2), (4, 0))]
-    assert draws == [float(jax.random.uniform(key)) for key in expected]
-    other = federation.aggregate(draw, jnp.zeros(()), cohort(0), jax.random.key(12))
-    assert float(other) != draws[0]
-
-
-def test_repeats_draw_other_minibatches(task, work, compiled):
-    first, second = (
-        compiled.aggregate(work, start(task), cohort(1, 1, 4, weights=np.eye(3)[j]), KEY)
-        for j in range(2)
-    )
-    assert np.abs(first.y - second.y).max() > 1e-3
+    assert np.abs(fast.y[1] - fast.y[2]).max() > 1e-3  # repeats draw other minibatches
 
 
 def test_with_replacement_repeats_are_numbered():
@@ -207,20 +163,17 @@ def test_a_client_takes_exactly_its_own_steps(three, engine):
     problem = Evaluations().problem
     federation = engine(three, local_work=fixed(TAUS))
     payload = Point(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
-    work = simfbo(problem, STEPS).works[0]
-    for i, tau in enumerate(TAUS):
-        q = federation.aggregate(work, payload, cohort(i), KEY)
-        assert (q.y.item(), q.x.item()) == (tau, tau)
-    q = federation.aggregate(work, payload, cohort(0, 1, 2), KEY)
-    assert q.y.item() == sum(TAUS)
+    step = simfbo(problem, STEPS).client_steps[0]
+    q = federation.gather(step, payload, cohort(0, 1, 2), KEY, STEPS)
+    assert np.ravel(q.y).tolist() == np.ravel(q.x).tolist() == TAUS
 
 
 def test_the_compiled_engine_computes_no_more_steps_than_asked(three):
     counted = Evaluations()
     federation = SimulatedFederation(three, local_work=fixed(TAUS))
     payload = Point(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
-    work = simfbo(counted.problem, STEPS).works[0]
-    jax.block_until_ready(federation.aggregate(work, payload, cohort(0, 1, 2), KEY))
+    step = simfbo(counted.problem, STEPS).client_steps[0]
+    jax.block_until_ready(federation.sum(step, payload, cohort(0, 1, 2), KEY, STEPS))
     jax.effects_barrier()
     assert counted.count == sum(TAUS)  # and not 3 * 9
 
@@ -238,10 +191,10 @@ def test_redrawn_work_depends_on_the_exchange_alone(three):
     federation = SimulatedFederation(three, local_work=uniform(1, 50, every_round=True))
 
     def steps(payload, client: Client):
-        return jnp.asarray(client.coefs.tau).astype(float)
+        return jnp.asarray(client.plan.tau).astype(float)
 
     def taus(key):
-        return [int(federation.aggregate(steps, KEY, cohort(i), key)) for i in range(3)]
+        return np.asarray(federation.gather(steps, jnp.zeros(()), cohort(0, 1, 2), key)).tolist()
 
     first, again, other = taus(KEY), taus(KEY), taus(jax.random.key(12))
     assert first == again
@@ -290,20 +243,12 @@ def test_a_message_that_is_not_finite_is_refused_by_name(numbered, engine):
         return jnp.sum(y**2) / jnp.mean(batch - 3)
 
     problem = BilevelProblem(upper=lambda x, y, batch: jnp.sum(x), lower=lower)
-    history = run(simfbo(problem, STEPS), engine(numbered), np.zeros(1), np.ones(1), rounds=1)
-    reason = "sent .y that is not finite, or too large to measure"
-    refusal = {"round": 1, "exchange": 1, "work": "simfbo_step", "client": 3, "reason": reason}
-    assert history.refusals == [refusal]
-    assert history.end == {"status": "finished"}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_messages_of_whole_numbers_are_refused(task, engine):
-    def count(payload, client: Client):
-        return jnp.ones((), jnp.int32)
-
-    with pytest.raises(UserError, match="'count' returns int32 numbers: return floats"):
-        engine(task.data).aggregate(count, jnp.zeros(1), cohort(0, 1), KEY)
+    algorithm, federation = simfbo(problem, STEPS), engine(numbered)
+    state = algorithm.round(algorithm.init(np.zeros(1), np.ones(1)), federation, KEY)
+    text = "sent .y that is not finite, or too large to measure"
+    (refusal,) = federation.refusals
+    assert refusal == (1, "simfbo_step", 3, Reason.NOT_FINITE, text)
+    assert np.isfinite(state.y).all()
 
 
 def test_cohorts_are_sorted_and_never_empty(task):
@@ -314,17 +259,20 @@ def test_cohorts_are_sorted_and_never_empty(task):
     assert drawn.ids.tolist() == [1, 4, 4]
     assert drawn.weights.tolist() == [0.2, 0.1, 0.3]
     nobody = SimulatedFederation(task.data, lambda key, p: Cohort(np.zeros(0, int), np.zeros(0)))
-    with pytest.raises(UserError, match="The sampler drew nobody"):
+    with pytest.raises(UserError, match="The sampler returned no clients"):
         nobody.cohort(KEY)
+    square = SimulatedFederation(task.data, lambda key, p: Cohort(np.arange(2), np.eye(2)))
+    with pytest.raises(UserError, match="The sampler must return one weight per client"):
+        square.cohort(KEY)
 
 
 def test_one_federation_serves_both_precisions(task):
     def echo(payload, client: Client):
-        return payload * client.coefs.norm.astype(payload.dtype)
+        return payload * client.plan.norm.astype(payload.dtype)
 
     federation = SimulatedFederation(task.data)
     for wide in (True, False, True):
         with jax.enable_x64(wide):
-            found = federation.aggregate(echo, jnp.ones(2), federation.cohort(KEY), KEY)
+            found = federation.sum(echo, jnp.ones(2), federation.cohort(KEY), KEY)
             assert found.dtype == (jnp.float64 if wide else jnp.float32)
             np.testing.assert_allclose(found, 1.0, rtol=1e-6)

@@ -1,22 +1,27 @@
-"""Scikit-learn's own checks: all of them for a regressor and a classifier, some for the others."""
+"""Scikit-learn's own checks: all of them for a regressor and a classifier, some for the others.
+
+Nearly all the time of a fit on a new shape is compilation, and the checks use dozens of shapes. So
+by default only the checks that judge the training run it; the others get random models.
+"""
 
 import pytest
 from sklearn.base import clone
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from simfbo import (
+from simfbo import Point
+from simfbo.estimators import (
     FairClassifier,
     FairRegressor,
     FederatedLogistic,
     FederatedRidge,
     LongTailClassifier,
     NoisyLabelClassifier,
-    Steps,
 )
 
-# What a run adds is tested elsewhere: most of the time here is compilation, for dozens of shapes.
-QUICK = {"rounds": 20, "steps": Steps(y=0.3, v=0.3, x=0.01)}
+STEPS = Point(x=0.01, y=0.3, v=0.3)
+BOTH = [FederatedRidge(rounds=10, steps=STEPS), FederatedLogistic(rounds=10, steps=STEPS)]
+TRAINED = ("check_regressors_train", "check_classifiers_train")
 SOME = (
     "check_no_attributes_set_in_init",
     "check_do_not_raise_errors_in_init_or_set_params",
@@ -29,13 +34,21 @@ SOME = (
 )
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:No row is known to be right:UserWarning"),
+    pytest.mark.filterwarnings("ignore:No rows are known to be correct:UserWarning"),
     pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input"),
 ]
 
 
-@parametrize_with_checks([FederatedRidge(**QUICK), FederatedLogistic(**QUICK)])
-def test_all_checks(estimator, check):
+@parametrize_with_checks(BOTH)
+def test_all_checks(estimator, check, request):
+    if check.func.__name__ not in TRAINED:
+        request.getfixturevalue("random_models")
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(BOTH)
+def test_all_checks_with_training(estimator, check):
     check(estimator)
 
 
@@ -44,4 +57,4 @@ def test_all_checks(estimator, check):
     "kind", [FairClassifier, FairRegressor, LongTailClassifier, NoisyLabelClassifier]
 )
 def test_some_checks(kind, check):
-    getattr(estimator_checks, check)(kind.__name__, clone(kind(**QUICK)))
+    getattr(estimator_checks, check)(kind.__name__, clone(kind(rounds=10, steps=STEPS)))

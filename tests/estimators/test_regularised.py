@@ -5,7 +5,8 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
-from simfbo import FederatedLogistic, FederatedRidge, Steps
+from simfbo import Point
+from simfbo.estimators import FederatedLogistic, FederatedRidge
 from simfbo.tasks.linear import assign_folds
 
 WEIGHTS = np.array([3.0, -2.0, 1.0, 0, 0, 0, 0, 0])
@@ -35,7 +36,7 @@ def closed_form(X, y, penalties, floor, fold):
 
 def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
     X, y, clients = rows
-    ridge = FederatedRidge(rounds=300, floor=0.05, random_state=3).fit(X, y, clients)
+    ridge = FederatedRidge(rounds=200, floor=0.05, random_state=3).fit(X, y, clients)
     seed = np.random.RandomState(3).randint(2**31 - 1)
     fold = assign_folds(np.zeros(120, np.int32), 5, seed)
     coef, intercept = closed_form(X, y, ridge.regularisation_, 0.05, fold)
@@ -48,23 +49,23 @@ def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
 
 def test_a_still_upper_variable_leaves_twice_the_floor(rows):
     X, y, clients = rows
-    still = FederatedRidge(rounds=200, steps=Steps(0.5, 0.5, 0.0), random_state=0)
-    still.fit(X, y, clients)
-    np.testing.assert_allclose(still.regularisation_, 0.02)
+    steps = Point(x=0.0, y=0.5, v=0.5)
+    still = FederatedRidge(rounds=100, steps=steps, floor=0.05, random_state=0).fit(X, y, clients)
+    np.testing.assert_allclose(still.regularisation_, 0.1)
     seed = np.random.RandomState(0).randint(2**31 - 1)
     fold = assign_folds(np.zeros(120, np.int32), 5, seed)
-    coef, _ = closed_form(X, y, np.full(8, 0.02), 0.01, fold)
+    coef, _ = closed_form(X, y, np.full(8, 0.1), 0.05, fold)
     np.testing.assert_allclose(
         still.coef_ * X.std(0) / y.std(), coef * X.std(0) / y.std(), atol=1e-5
     )
-    assert still.ledger_.total.rounds == 200 + 1
+    assert still.ledger_.total.rounds == 100 + 1
 
 
 def test_logistic_regression_is_the_mean_of_the_folds_minima(rows):
     X, y, _ = rows
     A, labels = (X - X.mean(0))[:, :2] / X.std(0)[:2], np.digitize(y, np.quantile(y, [0.3, 0.6]))
     ours = FederatedLogistic(
-        rounds=300, steps=Steps(0.5, 0.5, 0.0), floor=0.1, folds=2, random_state=0
+        rounds=150, steps=Point(x=0.0, y=0.5, v=0.5), floor=0.1, folds=2, random_state=0
     ).fit(X[:, :2], labels)
     fold = assign_folds(labels, 2, np.random.RandomState(0).randint(2**31 - 1))
 
@@ -86,7 +87,7 @@ def test_logistic_regression_is_the_mean_of_the_folds_minima(rows):
 def test_a_constant_feature_and_an_offset_do_no_harm(rows):
     X, y, _ = rows
     wide = np.hstack([X, np.full((120, 1), 7.7), 1e5 + X[:, :1]])
-    steps = Steps(0.3, 0.3, 0.1)
+    steps = Point(x=0.1, y=0.3, v=0.3)
     ridge = FederatedRidge(rounds=100, steps=steps, random_state=0).fit(wide, y)
     assert abs(ridge.coef_[8]) < 1e-3
     assert ridge.coef_[9] == pytest.approx(ridge.coef_[0], rel=0.01)

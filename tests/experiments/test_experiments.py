@@ -10,7 +10,7 @@ import pytest
 from simfbo.errors import UserError
 from simfbo.experiments import retune as search
 from simfbo.experiments import summary
-from simfbo.experiments.experiment import NAMES, chosen, file, load, parts
+from simfbo.experiments.experiment import NAMES, chosen, file, load
 from simfbo.experiments.results import Resources, place, run_part
 from simfbo.runs.history import History
 from simfbo.studies import tuning
@@ -28,9 +28,9 @@ def refuse(*ignored):
 def test_names():
     assert chosen("all") == list(NAMES)
     assert chosen("speedup") == ["speedup"]
-    with pytest.raises(UserError, match=r"^There is no experiment 'mnist': did you mean 'mnist-"):
+    with pytest.raises(UserError, match=r"^Unknown experiment 'mnist'\. Did you mean 'mnist-"):
         chosen("mnist")
-    with pytest.raises(UserError, match=r"'qq': simfbo reproduce --list names them\.$"):
+    with pytest.raises(UserError, match=r"'qq'\. simfbo reproduce --list lists them\.$"):
         chosen("qq")
 
 
@@ -43,7 +43,7 @@ def test_configurations_are_whole(name, quick):
     assert experiment.title
     assert experiment.claim.endswith(".")
     if name in RUNS:
-        for part in parts(experiment):
+        for part in experiment.parts:
             assert len(part.seeds) >= (1 if quick else 3)
             assert len({method.label for method in part.methods.values()}) == len(part.methods)
 
@@ -53,7 +53,7 @@ def test_quick_takes_five_minutes_in_all():
 
 
 def test_short_runs_are_shares_of_long_ones():
-    (long,), (short,) = parts(load("mnist-iid")), parts(load("mnist-iid", quick=True))
+    (long,), (short,) = load("mnist-iid").parts, load("mnist-iid", quick=True).parts
     assert set(short.methods) < set(long.methods)
     for name, method in short.methods.items():
         assert method.config.rounds == round(0.05 * long.methods[name].config.rounds)
@@ -62,7 +62,7 @@ def test_short_runs_are_shares_of_long_ones():
 
 
 def test_parts_differ_as_they_say():
-    iid, digit, small = parts(load("heterogeneous"))
+    iid, digit, small = load("heterogeneous").parts
     assert [part.name for part in (iid, digit, small)] == ["iid", "one-digit", "small-local"]
     assert set(iid.methods) > set(digit.methods) == {"simfbo", "shrofbo"}
     a, b = digit.methods["shrofbo"].config, small.methods["shrofbo"].config
@@ -79,7 +79,7 @@ def test_parts_differ_as_they_say():
 def test_tuned_steps_are_what_the_search_found(name):
     """The steps in use are the kept winner's, and that is the best trial of the last stage."""
     experiment = load(name)
-    (part,) = parts(experiment)
+    (part,) = experiment.parts
     rules = experiment.tree["tuning"]
     again = search.tuned(part, rules, BENCHMARKS / name, Resources())
     tuned = [key for key, method in part.methods.items() if method.tuned]
@@ -98,7 +98,7 @@ def test_tuned_steps_are_what_the_search_found(name):
 
 
 def test_running_time_takes_the_tuned_steps():
-    (timed,), (tuned,) = parts(load("running-time")), parts(load("mnist-iid"))
+    (timed,), (tuned,) = load("running-time").parts, load("mnist-iid").parts
     for name, method in timed.methods.items():
         theirs = tuned.methods[name].config
         assert method.config.algorithm == theirs.algorithm
@@ -111,7 +111,7 @@ def test_results_are_those_of_the_configuration(name, monkeypatch):
     """What results/ holds is all there, ended, and made with the settings of today."""
     monkeypatch.setattr("simfbo.experiments.results.sweep", refuse)
     kept = set()
-    for part in parts(load(name)):
+    for part in load(name).parts:
         groups = run_part(part, BENCHMARKS / name, Resources())
         for histories in groups.values():
             assert all(history.end["status"] in ("finished", "diverged") for history in histories)
@@ -146,7 +146,7 @@ def test_summary_is_of_these_results(tmp_path):
 def test_the_wheel_carries_the_configurations():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {
-        f"benchmarks/{name}/experiment.toml": f"simfbo/reproduction/{name}.toml" for name in NAMES
+        f"benchmarks/{name}/experiment.toml": f"simfbo/experiments/{name}.toml" for name in NAMES
     }
 
 
@@ -154,7 +154,7 @@ def test_numbers_that_were_asked_for():
     """The paper's accuracies are reached, and half its rounds suffice, in the kept results."""
 
     def accuracies(name, part, method):
-        found = {p.name: p for p in parts(load(name))}[part]
+        found = {p.name: p for p in load(name).parts}[part]
         files = [place(BENCHMARKS / name, found, method, seed) for seed in found.seeds]
         return [History.load(file) for file in files]
 

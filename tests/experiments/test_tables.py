@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simfbo.experiments import tables
-from simfbo.experiments.experiment import load, parts
+from simfbo.experiments.experiment import load
 from simfbo.runs.history import History
 
 
@@ -17,7 +17,7 @@ def ending(accuracy, loss=0.5):
 
 def test_differences_are_paired():
     """Seeds differ widely, but one method is always the better by 1, 2, 3, 2 or 2 points."""
-    part = parts(load("heterogeneous"))[1]
+    part = load("heterogeneous").parts[1]
     base, gains = [0.1, 0.5, 0.9, 0.3, 0.7], [0.01, 0.02, 0.03, 0.02, 0.02]
     groups = {
         "simfbo": [ending(a) for a in base],
@@ -41,7 +41,7 @@ def test_differences_are_paired():
 
 def test_lost_runs_are_named():
     experiment = load("heterogeneous")
-    part = parts(experiment)[1]
+    part = experiment.parts[1]
     early = ending(float("nan"))
     early.records, early.end = [{**early.records[0], "round": 0}], {"status": "diverged"}
     groups = {"simfbo": [ending(0.9), early], "shrofbo": [early, early]}
@@ -53,7 +53,7 @@ def test_lost_runs_are_named():
 
 def test_a_colour_per_algorithm_and_a_style_per_setting():
     experiment = load("mnist-iid")
-    (part,) = parts(experiment)
+    (part,) = experiment.parts
     groups = {name: [ending(0.9), ending(0.95)] for name in part.methods}
     figure = tables.draw(part, groups, experiment.tree)
     assert len(figure.axes) == 6
@@ -79,7 +79,7 @@ def path(*accuracies):
 
 
 def test_ratios_to_a_reference():
-    part = parts(load("mnist-iid"))[0]
+    part = load("mnist-iid").parts[0]
     few = part._replace(methods={name: part.methods[name] for name in ("simfbo", "fednest")})
     slow = [path(*np.linspace(0, 0.9, 21)), path(*np.linspace(0, 0.7, 21))]  # 0.8 at the end
     fast = [path(0, 0.85, 0.9), path(0, 0.7, 0.79, 0.8)]  # there after 1 and 3

@@ -79,7 +79,7 @@ def test_a_run_that_diverges_is_no_result():
                          [("simfbo", "to_phi_tilde", "to_phi"),
                           ("shrofbo", "to_phi", "to_phi_tilde")])  # fmt: skip
 def test_mismatch(method, near, far):
-    cells = [{"taus": [1, 2, 6], "rounds": 500, "method": method, "eta": eta, "seed": 0}
+    cells = [{"taus": [1, 2, 6], "rounds": 120, "method": method, "eta": eta, "seed": 0}
              for eta in (0.004, 0.002)]  # fmt: skip
     with jax.enable_x64(True):
         coarse, fine = map(theory.mismatch, cells)

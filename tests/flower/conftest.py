@@ -15,7 +15,7 @@ from simfbo.flower.deployment import Deployment
 
 
 def copied(message: Message) -> Message:
-    """Return a message as it is after its way over the wire: every object deflated and read."""
+    """Return a message as it arrives over the network: every object deflated and inflated."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -26,7 +26,7 @@ def copied(message: Message) -> Message:
 
 
 class MemoryGrid(Grid):
-    """Nodes that answer as soon as they are looked at; `spoil` may change or drop a reply."""
+    """Nodes that reply as soon as they are polled; `spoil` may change or drop a reply."""
 
     def __init__(self, plan: Deployment, nodes: dict[int, dict]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
@@ -49,7 +49,7 @@ class MemoryGrid(Grid):
     def push_messages(self, messages):
         numbers = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = number = f"letter-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number = f"message-{len(self.sent)}"
             self.sent.append(message)
             self._waiting[number] = message
             numbers.append(number)
@@ -75,7 +75,7 @@ class MemoryGrid(Grid):
 
 
 def samples_of(data, client: int) -> tuple:
-    """Return one client's lower and upper samples, taken out of federated data."""
+    """Return one client's lower and upper samples from federated data."""
 
     def part(split):
         start, count = int(split.start[client]), int(split.count[client])
@@ -108,7 +108,7 @@ def deployed(task, algorithm, **options) -> Deployment:
 
 @pytest.fixture
 def flower(monkeypatch):
-    """Return what the tests here share."""
+    """Return what these tests share."""
     monkeypatch.setattr("simfbo.flower.app.keep_compilations", lambda: None)
     return SimpleNamespace(
         Grid=MemoryGrid, parts=parts, deployed=deployed, samples_of=samples_of, copied=copied

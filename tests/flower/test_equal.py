@@ -7,53 +7,63 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import (
-    Aggregators,
-    BilevelProblem,
-    Deployment,
-    SimulatedFederation,
-    Steps,
-    algorithms,
-    datasets,
-    median,
-    run,
-)
-from simfbo.algorithms._auto_steps import automatic
-from simfbo.core import local_work, partition, sampling
-from simfbo.flower.app import FlowerFederation, client_app
+from simfbo import BilevelProblem, Point, SimulatedFederation, algorithms, run
+from simfbo.core import local_work
+from simfbo.core.aggregation import median
+from simfbo.core.ledger import PerClient
+from simfbo.core.sampling import Cohort
+from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.flower import Deployment
+from simfbo.flower.app import FlowerFederation, _package, client_app
 from simfbo.flower.deployment import simulate
 from simfbo.flower.wire import pack, unpack
-from simfbo.tasks import hyper_representation, quadratic
-from simfbo.tasks.models import mlp
+from simfbo.tasks import quadratic
 
-STEPS = Steps(y=0.1, v=0.1, x=0.05)
-TASK = quadratic(clients=7, samples=9, noise=0.5, batch_size=4, seed=3)
-METHODS = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "fedmbo", "memfbo")
-TAUS = [1, 4, 2, 3, 1, 5, 2]
-
-
-def method(name):
-    return getattr(algorithms, name)(TASK.problem, STEPS)
+STEPS = Point(x=0.05, y=0.1, v=0.1)
+TASK = quadratic(clients=6, samples=5, noise=0.3, seed=1)
+METHODS = ("simfbo", "shrofbo", "fednest", "fedmbo", "lfednest", "aggitd", "fedbio", "memfbo")
+TAUS = [1, 4, 2, 3, 1, 5]
 
 
-def both(flower, algorithm, nodes, **options):
-    """Return the histories and federations of the same run on Flower messages and simulated."""
+def two_of_each_half(key, p):
+    """Sample two of the clients 0 to 2 and two of 3 to 5: few shapes have to be compiled."""
+    halves = (jax.random.permutation(one, 3)[:2] for one in jax.random.split(key))
+    ids = np.concatenate([np.asarray(half) + 3 * j for j, half in enumerate(halves)])
+    return Cohort(ids, p[ids] * 6 / 4)
+
+
+def method(name, steps=STEPS):
+    return getattr(algorithms, name)(TASK.problem, steps)
+
+
+def rules_for(algorithm, **changes):
     takes_momentum = algorithm.name in ("SimFBO", "ShroFBO", "MemFBO")
     rule = local_work.momentum(0.5) if takes_momentum else local_work.sgd()
-    work = local_work.fixed(TAUS, rule)
-    rules = {"sampler": sampling.without_replacement(4), "local_work": work}
-    rules |= {k: options.pop(k) for k in ("gate", "aggregators", "sampler") if k in options}
+    usual = {"sampler": two_of_each_half, "local_work": local_work.fixed(TAUS, rule)}
+    return usual | changes
+
+
+def connected(flower, algorithm, rules, nodes=2, **options):
+    """Return a federation on Flower messages, and the grid that it uses."""
     plan = flower.deployed(TASK, algorithm, **rules, **options)
-    remote = FlowerFederation(flower.Grid(plan, flower.parts(nodes)), plan, poll=0.0)
-    remote.connect()
-    local = SimulatedFederation(TASK.data, **rules)
-    start = algorithm, TASK.x0, TASK.y0
-    return [
-        (run(start[0], one, *start[1:], rounds=plan.rounds, seed=5), one) for one in (remote, local)
-    ]
+    grid = flower.Grid(plan, flower.parts(nodes) if isinstance(nodes, int) else nodes)
+    federation = FlowerFederation(grid, plan, poll=0.0)
+    federation.connect()
+    return federation, grid
 
 
-def require_equal(found, wanted, tolerance):
+def on_flower(*arguments, **options):
+    """Return the history and the federation of a run on Flower messages, and the grid."""
+    federation, grid = connected(*arguments, **options)
+    return run(arguments[1], federation, TASK.x0, TASK.y0, rounds=3, seed=5), federation, grid
+
+
+def simulated(algorithm, rules):
+    federation = SimulatedFederation(TASK.data, **rules)
+    return run(algorithm, federation, TASK.x0, TASK.y0, rounds=3, seed=5), federation
+
+
+def require_equal(found, wanted, tolerance=1e-12):
     for name in ("x", "y", "v"):
         if hasattr(found.state, name):
             pairs = zip(*(jax.tree.leaves(getattr(h.state, name)) for h in (found, wanted)))
@@ -62,63 +72,105 @@ def require_equal(found, wanted, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("name", "partial_sums"),
-    [(name, False) for name in METHODS] + [(name, True) for name in METHODS[:3]],
+    ("name", "nodes", "partial_sums"),
+    [
+        # One node compiles nothing that simulation does not; two nodes do, a program per step.
+        *((name, 1, True) for name in METHODS),
+        *((name, 2, False) for name in METHODS[:4]),
+        *(pytest.param(name, 2, False, marks=pytest.mark.slow) for name in METHODS[4:]),
+    ],
 )
-def test_every_method_with_partial_participation_and_unequal_work(flower, name, partial_sums):
-    (found, remote), (wanted, local) = both(flower, method(name), 3, partial_sums=partial_sums)
-    require_equal(found, wanted, 1e-12)
+def test_every_method_with_partial_participation_and_unequal_work(
+    flower, name, nodes, partial_sums
+):
+    algorithm = method(name)
+    rules = rules_for(algorithm)
+    wanted, local = simulated(algorithm, rules)
+    found, remote, _ = on_flower(flower, algorithm, rules, nodes, partial_sums=partial_sums)
+    require_equal(found, wanted)
     assert remote.ledger == local.ledger
     assert found.refusals == []
     assert found.end == {"status": "finished"}
 
 
+def test_step_sizes_travel_with_requests_and_compile_nothing(flower):
+    states = []
+    for steps in (STEPS, Point(x=0.02, y=0.3, v=0.2)):
+        algorithm = method("simfbo", steps)
+        rules = rules_for(algorithm)
+        wanted, _ = simulated(algorithm, rules)
+        found, _, grid = on_flower(flower, algorithm, rules)
+        require_equal(found, wanted)
+        requests = [m for m in grid.sent if "hello" not in m.metadata.message_type]
+        for arrays in (_package(message.content).arrays for message in requests):
+            assert [float(arrays[f"eta{k}"]) for k in range(3)] == [*steps]
+        states.append((found.state.x, len(PROGRAMS.compiled)))
+    assert np.abs(states[0][0] - states[1][0]).max() > 1e-3
+    assert states[0][1] == states[1][1]
+
+
 def test_automatic_steps_are_found_and_sent_over_the_wire(flower):
-    algorithm = automatic(
+    algorithm = algorithms.auto_steps(
         lambda plan: algorithms.shrofbo(TASK.problem, plan.local, plan.server),
         TASK.problem,
         TASK.x0,
         3,
     )
-    (found, remote), (wanted, local) = both(flower, algorithm, 3, rounds=3)
-    require_equal(found, wanted, 1e-12)
+    rules = rules_for(algorithm)
+    found, remote, _ = on_flower(flower, algorithm, rules)
+    wanted, local = simulated(algorithm, rules)
+    require_equal(found, wanted)
     np.testing.assert_allclose(found.state.found, wanted.state.found, rtol=1e-12)
     assert remote.ledger == local.ledger
-    assert remote.ledger.by_work["curvature"].rounds == 3 * 5  # cohorts, and numbers in y
+    assert remote.ledger.by_step["curvature"].rounds == 3 * 5  # cohorts, and numbers in y
 
 
-def test_dealt_payloads_repeated_clients_and_single_messages(flower):
-    algorithm = algorithms.fednest(TASK.problem, STEPS, mode="as_released")
-    rules = {"sampler": sampling.with_replacement(9)}
-    (found, remote), (wanted, local) = both(flower, algorithm, 2, rounds=2, **rules)
-    require_equal(found, wanted, 1e-12)
+@pytest.mark.parametrize("partial_sums", [False, True])
+def test_per_client_payloads_repeated_clients_and_unequal_nodes(flower, partial_sums):
+    algorithm = method("fednest")
+    product = next(s for s in algorithm.client_steps if s.__name__ == "hessian_product")
+    cohort = Cohort(np.array([0, 2, 2, 3, 3, 3, 5]), np.arange(1.0, 8.0))
+    own = np.random.default_rng(0).normal(size=(7, 5))
+    payload = jnp.asarray(TASK.x0), jnp.asarray(TASK.y0), PerClient(jnp.asarray(own))
+    rules = rules_for(algorithm)
+    nodes = {5: {"clients": "0"}, 6: {"clients": "1-5"}}
+    remote, _ = connected(flower, algorithm, rules, nodes, partial_sums=partial_sums)
+    local = SimulatedFederation(TASK.data, **rules)
+    for verb in ("sum", "gather"):
+        found, wanted = (
+            getattr(one, verb)(product, payload, cohort, jax.random.key(2)).v
+            for one in (remote, local)
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert found.shape == (7, 5)
     assert remote.ledger == local.ledger
 
 
 def test_aggregators_need_single_messages_and_get_them(flower):
-    rules = {"aggregators": Aggregators(x=median(), y=median(), v=median())}
-    (found, _), (wanted, _) = both(flower, method("simfbo"), 3, partial_sums=True, **rules)
-    require_equal(found, wanted, 1e-12)
+    algorithm = method("simfbo")
+    rules = rules_for(algorithm, aggregators=Point(x=median(), y=median(), v=median()))
+    found, _, _ = on_flower(flower, algorithm, rules, partial_sums=True)
+    require_equal(found, simulated(algorithm, rules)[0])
 
 
-def test_full_batches_of_unequal_clients(flower, single_precision):
+def test_trees_and_unequal_clients_in_single_precision(flower, single_precision):
     rng = np.random.default_rng(0)
 
     def client(count):
-        return rng.normal(size=(count, 3)).astype("float32"), rng.normal(size=count).astype(
-            "float32"
-        )
+        inputs = rng.normal(size=(count, 3)).astype("float32")
+        return inputs, rng.normal(size=count).astype("float32")
+
+    def upper(x, y, batch):
+        return jnp.mean((batch[0] @ y["weights"] + y["bias"] - batch[1]) ** 2)
 
     def lower(x, y, batch):
-        inputs, targets = batch
-        return jnp.mean((inputs @ y - targets) ** 2) + jnp.sum(jnp.exp(x) * y**2)
+        return upper(x, y, batch) + jnp.sum(jnp.exp(x[0]) * y["weights"] ** 2) + y["bias"] ** 2
 
-    problem = BilevelProblem(lambda x, y, batch: jnp.mean((batch[0] @ y - batch[1]) ** 2), lower)
-    parts = [(client(count), client(count + 2)) for count in (3, 8, 5, 6)]
+    parts = [(client(count), client(count + 2)) for count in (3, 8, 8, 3)]
     plan = Deployment(
-        algorithms.simfbo(problem, STEPS),
-        jnp.zeros(3),
-        jnp.zeros(3),
+        algorithms.simfbo(BilevelProblem(upper, lower), STEPS),
+        (jnp.zeros(3),),
+        {"weights": jnp.zeros(3), "bias": jnp.zeros(())},
         4,
         lambda i, node: parts[i],
         parts[0],
@@ -129,33 +181,15 @@ def test_full_batches_of_unequal_clients(flower, single_precision):
     found = run(plan.algorithm, federation, plan.x0, plan.y0, rounds=6)
     wanted = simulate(plan)
     require_equal(found, wanted, 1e-6)
-    assert found.state.x.dtype == jnp.float32
-    np.testing.assert_allclose(federation.p, np.array([8, 18, 12, 14]) / 52)
-
-
-@pytest.mark.parametrize("name", ["simfbo", "shrofbo", "fednest"])
-def test_a_network_in_single_precision(flower, name, single_precision):
-    images = datasets.load("digits")
-    task = hyper_representation(
-        images, partition.iid(len(images.train_labels), 6, 0), model=mlp(64, 16, 10), batch_size=8
-    )
-    algorithm = getattr(algorithms, name)(task.problem, Steps(y=0.1, v=0.05, x=0.1))
-    rules = {"sampler": sampling.without_replacement(4)}
-    rules["local_work"] = local_work.fixed([1, 3, 2, 1, 2, 3])
-    plan = flower.deployed(task, algorithm, rounds=2, **rules)
-    remote = FlowerFederation(flower.Grid(plan, flower.parts(3)), plan, poll=0.0)
-    remote.connect()
-    local = SimulatedFederation(task.data, **rules)
-    found, wanted = (run(algorithm, one, task.x0, task.y0, rounds=2) for one in (remote, local))
-    require_equal(found, wanted, 1e-6)
-    assert remote.ledger == local.ledger
+    assert found.state.x[0].dtype == jnp.float32
+    np.testing.assert_allclose(federation.p, np.array([8, 18, 18, 8]) / 52)
 
 
 def _plan(config):
     raise NotImplementedError
 
 
-def test_the_app_goes_to_a_worker_of_a_simulation_and_stays_there():
+def test_a_worker_of_a_simulation_keeps_the_app():
     app = client_app(_plan)
     again, third = (pickle.loads(pickle.dumps(app)) for _ in range(2))
     assert type(again) is type(app)

@@ -1,12 +1,12 @@
-"""What nodes are told and what they send: keys, sums, and what all receive alike."""
+"""What nodes receive and send: keys, sums, and the payload that all nodes share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Channels, Privacy, Steps, UserError, algorithms, private, run
+from simfbo import UserError, algorithms, run
 from simfbo.core import sampling
+from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 from simfbo.flower import app as adapter
@@ -14,25 +14,8 @@ from simfbo.flower.app import FlowerFederation
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)
-METHOD = algorithms.simfbo(TASK.problem, Steps(y=0.1, v=0.1, x=0.05))
+METHOD = algorithms.simfbo(TASK.problem, Point(x=0.05, y=0.1, v=0.1))
 NODES = 3
-
-
-def test_several_sums_at_once_from_nodes_that_add(flower):
-    def stacked(partial_sums):
-        plan = flower.deployed(TASK, METHOD, partial_sums=partial_sums)
-        federation = FlowerFederation(
-            flower.Grid(plan, {5: {"clients": "0"}, 6: {"clients": "1-5"}}), plan, poll=0.0
-        )
-        federation.connect()
-        weights = np.eye(6)[:, :4] + 0.5
-        point = Point(jnp.asarray(TASK.x0), jnp.asarray(TASK.y0), jnp.ones(5))
-        cohort = Cohort(np.arange(6), weights)
-        return federation.aggregate(METHOD.works[0], point, cohort, jax.random.key(0))
-
-    for one, other in zip(stacked(True), stacked(False)):
-        assert one.shape[0] == 4
-        np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def test_secret_clients_draw_for_themselves_and_get_no_key(flower):
@@ -50,8 +33,8 @@ def test_secret_clients_draw_for_themselves_and_get_no_key(flower):
 
 def test_secret_cohorts_and_noise_cannot_be_drawn_again(flower):
     task = quadratic(clients=40)
-    quiet = algorithms.simfbo(task.problem, Steps(y=0.0, v=0.0, x=0.0), Steps(1.0, 1.0, 1.0))
-    noisy = private(quiet, Privacy(noise=Channels(1.0, 1.0, 1.0)))
+    quiet = algorithms.simfbo(task.problem, Point(x=0.0, y=0.0, v=0.0), Point(x=1.0, y=1.0, v=1.0))
+    noisy = private(quiet, Privacy(noise=Point(1.0, 1.0, 1.0)))
     found = {}
     for secret in (False, True):
         plan = flower.deployed(task, noisy, secret=secret, sampler=sampling.without_replacement(20))
@@ -67,21 +50,21 @@ def test_secret_cohorts_and_noise_cannot_be_drawn_again(flower):
     assert found == {False: (True, True), True: (False, False)}
 
 
-def test_partial_sums_tell_the_server_no_single_message(flower):
+def test_partial_sums_reveal_no_single_message(flower):
     plan = flower.deployed(TASK, METHOD, partial_sums=True)
     grid, replies = flower.Grid(plan, flower.parts(NODES)), []
     grid.spoil = lambda node, message, reply: replies.append(reply) or reply
     federation = FlowerFederation(grid, plan, poll=0.0)
     federation.connect()
     run(METHOD, federation, TASK.x0, TASK.y0, rounds=1)
-    packages = [adapter._package(reply.content) for reply in replies[NODES:]]  # after the greetings
+    packages = [adapter._package(reply.content) for reply in replies[NODES:]]  # after the hellos
     assert [package.arrays["message.x"].shape for package in packages] == [(4,)] * NODES
 
 
 def test_the_common_payload_is_one_object_for_all_nodes(flower, single_precision):
     task = quadratic(clients=6, dim_x=60, dim_y=80, samples=2)
     task = task._replace(x0=np.zeros((60,), "float32"))
-    method = algorithms.simfbo(task.problem, Steps(0.1, 0.1, 0.1))
+    method = algorithms.simfbo(task.problem, Point(x=0.1, y=0.1, v=0.1))
     plan = flower.deployed(task, method, sampler=sampling.everyone())
     grid = flower.Grid(plan, flower.parts(NODES))
     federation = FlowerFederation(grid, plan, poll=0.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simfbo import UserError
-from simfbo.core.federation import Dealt
+from simfbo.core.ledger import PerClient
 from simfbo.core.problem import Point
 from simfbo.flower.wire import BadPackage, decode, encode, pack, unpack
 
@@ -20,7 +20,7 @@ KNOWN = {"x": {"w": 0.0, "b": (0.0, 0.0)}, "y": 0.0}
         1.0,
         (1.0, KNOWN["x"], None),
         Point(x=KNOWN["x"], y=2.0),
-        [Dealt(3.0), {"b": 1.0, "a": (2.0,)}, ()],
+        [PerClient(3.0), {"b": 1.0, "a": (2.0,)}, ()],
         {"x": KNOWN["x"], "none": None},
         Point(None, None, (1.0, None)),
     ],

@@ -1,15 +1,18 @@
-"""Reports: the sentences, the axes, and a page that needs and believes nobody else."""
+"""Reports: the sentences, the axes, and a self-contained page that escapes all text."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from simfbo.core.exchange import Reason
 from simfbo.errors import UserError
 from simfbo.runs import report
 from simfbo.runs.history import History
 
-MALICE = "</h2><script>alert('x')</script>"
+HOSTILE = "</h2><script>alert('x')</script>"
 
 
 def history(algorithm="SimFBO", values=(1.0, 0.5, 0.25), *, seed=0, metric="test_loss", **end):
@@ -44,21 +47,45 @@ def test_summary_of_a_finished_run():
     )
 
 
-def test_summary_says_what_went_otherwise():
+def test_summary_of_other_runs():
     stopped = history(values=(1.0, 0.5), status="interrupted")
     assert "interrupted after 1,000 of 2,000 iterations." in report.summary(stopped)
     killed = history()
     killed.end = None
-    assert "stopped without a word after 2,000 of 2,000" in report.summary(killed)
+    assert "stopped without an end record after 2,000 of 2,000" in report.summary(killed)
     projected = history()
     projected.records[-1]["projected"] = 1234
-    assert report.summary(projected).endswith("\nThe projection of v acted 1,234 times.")
+    assert report.summary(projected).endswith("\nThe projection of v was active 1,234 times.")
     assert "projection" not in report.summary(history())
     assert report.summary(history(values=())) == "The run ended before its first evaluation."
     bare = history()
     for record in bare.records:
         del record["test_loss"]
-    assert "\nResult: no metric was asked for.\n" in report.summary(bare)
+    assert "\nResult: no metrics, as the run had no `evaluate`.\n" in report.summary(bare)
+
+
+def refusals(**counts):
+    """Return history lines of these reasons, each with a text of its own, of clients 0, 1, 2."""
+    reasons = [Reason[name] for name, count in counts.items() for _ in range(count)]
+    return [
+        {"round": 1, "exchange": 1, "client_step": "step", "client": i % 3, "reason": reason.value,
+         "text": f"sent a message of norm {i}, the limit is 1"}
+        for i, reason in enumerate(reasons)
+    ]  # fmt: skip
+
+
+def test_summary_groups_refusals_by_reason():
+    """Texts differ from client to client; reasons do not."""
+    run = history()
+    run.refusals = refusals(NO_REPLY=2, TOO_LARGE=1200, NOT_FINITE=3)
+    assert report.summary(run).splitlines()[-1] == (
+        "Excluded replies: 1,205, from 3 clients; most frequent reason (1,200): the client sent a "
+        "message above the norm limit. They are listed in history.jsonl."
+    )
+    run.refusals = refusals(NO_REPLY=1)
+    assert "Excluded replies: 1, from 1 client; most frequent reason (1): the client did not " in (
+        report.summary(run)
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +166,7 @@ def test_one_line_per_run(tmp_path):
     report.save(runs, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == ["SimFBO, seed 1", "ShroFBO, seed 2"]
-    assert page.count("<table>") == 2
+    assert page.count("<table ") == 2
     # Five evaluations and two heads.
     assert page.count("<tr>") == 7
 
@@ -151,7 +178,7 @@ def test_the_metric_can_be_chosen():
     assert report.metrics(two) == ["test_loss", "test_accuracy"]
     figure = report.draw([two], "test_accuracy")
     assert figure.axes[0].get_ylabel() == "test accuracy"
-    with pytest.raises(UserError, match=r"^The history holds no 'nothing'; it holds round, "):
+    with pytest.raises(UserError, match=r"^The history has no 'nothing'; it has round, "):
         report.draw([two], "nothing")
 
 
@@ -180,14 +207,14 @@ def test_a_run_without_metrics_is_a_sentence():
     with pytest.raises(UserError) as caught:
         report.draw([bare])
     assert str(caught.value) == (
-        "There is nothing to draw: the run had no `evaluate`, so no metric."
+        "There is nothing to draw: the run had no `evaluate`, hence no metrics."
     )
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report")
-    bad = history(MALICE, metric="<img src=x onerror=alert(1)>")
+    bad = history(HOSTILE, metric="<img src=x onerror=alert(1)>")
     bad.header["config"]["task"]["dataset"] = "<b>data</b>"
     return report.save([bad], directory)
 
@@ -208,14 +235,33 @@ def test_the_page_needs_nothing_else(saved):
     assert not re.search(r"<(link|script|iframe|img|object|embed)\b|@import", page)
 
 
-def test_the_page_escapes_what_runs_are_called(saved):
+def test_the_page_escapes_hostile_names(saved):
     page = saved[2].read_text()
     assert "<script" not in page
     assert "<img" not in page
     assert "<b>data" not in page
-    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;</h2>" in page
+    assert "<h2>&lt;/h2&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;</h2>" in page
     assert page.count("<h2>") == page.count("</h2>") == 1
     assert "<th>&lt;img src=x onerror=alert(1)&gt;</th>" in page
+
+
+def test_the_page_escapes_a_table():
+    row = {"<script>": "<script>alert(1)</script>", "b": '"><img src=x>'}
+    page = report.page([history()], "<?xml?><svg></svg>", ["<script>"], [row])
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<thead><tr><th>&lt;script&gt;</th><th>b</th></tr></thead>" in page
+    cells = "<td>&lt;script&gt;alert(1)&lt;/script&gt;</td><td>&#34;&gt;&lt;img src=x&gt;</td>"
+    assert f"<tr>{cells}</tr>" in page
+    assert "<figure><svg></svg></figure>" in page
+    assert page.count("<table ") == 2
+
+
+def test_dollar_signs_in_names_are_no_formulas(tmp_path):
+    odd = history("$x$ costs $\\nothing$", metric="loss in $\\$")
+    figure = report.draw([odd])
+    assert figure.axes[0].get_legend().get_texts()[0].get_text() == "$x$ costs $\\nothing$"
+    assert len(report.write(figure, tmp_path, lambda svg: svg)) == 3
 
 
 def test_cells_of_the_page(saved):
@@ -239,3 +285,25 @@ def test_labels_say_what_sets_runs_apart():
         "SimFBO, seed 0",
         "SimFBO, seed 1",
     ]
+
+
+def test_summaries_need_neither_matplotlib_nor_jinja():
+    script = """
+import sys
+sys.modules["matplotlib"] = sys.modules["jinja2"] = None  # importing them now fails
+from simfbo.runs import report
+from simfbo.runs.history import History
+assert report.size(1000) == "1 kB"
+record = {"round": 1, "communication_rounds": 1, "bytes_down": 8, "bytes_up": 8, "seconds": 0.5}
+run = History({"algorithm": "SimFBO", "rounds": 1, "config": {}}, [{**record, "loss": 0.5}])
+print(report.summary(run).splitlines()[1])
+for call in (lambda: report.draw([run]), lambda: report.page([run], "<svg></svg>")):
+    try:
+        call()
+    except ValueError as error:
+        print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    missing = "MissingExtra This needs {}, which is not installed: pip install 'simfbo[plots]'."
+    sentences = [missing.format(name) for name in ("matplotlib", "jinja2")]
+    assert (done.stdout.splitlines(), done.stderr) == (["Result: loss 0.5.", *sentences], "")

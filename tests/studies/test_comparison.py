@@ -1,4 +1,4 @@
-"""Comparisons: who runs with what, the numbers of the table and the bands."""
+"""Comparisons: who runs with what, the numbers of the table and the figures."""
 
 import math
 
@@ -8,8 +8,7 @@ from scipy import stats
 
 from simfbo.errors import UserError
 from simfbo.runs.history import History
-from simfbo.studies import comparison
-from simfbo.studies import figures as bands
+from simfbo.studies import comparison, figures, tables
 
 TREE = {
     "rounds": 30,
@@ -56,7 +55,7 @@ def test_plan_merges_tables_key_by_key():
         "kind": "with-replacement"}}}}  # fmt: skip
     (config,) = comparison.plan(tree, {}).values()
     assert (config.sampling.kind, config.sampling.size) == ("with-replacement", 2)
-    with pytest.raises(UserError, match="'algorithm' is each method's own"):
+    with pytest.raises(UserError, match="'algorithm' differs between methods: move it"):
         comparison.plan({**TREE, "algorithm": {"radius": 3.0}}, {})
 
 
@@ -75,24 +74,23 @@ def test_plan_without_a_file_takes_names_of_algorithms():
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [
-        ({}, "'methods' must hold a table for each method, as [methods.fednest]."),
-        ([1], "'methods' must hold a table for each method, as [methods.fednest]."),
+        ({}, "'methods' must hold a table per method, for example [methods.fednest]."),
+        ([1], "'methods' must hold a table per method, for example [methods.fednest]."),
         ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
         (
             {"../a": {}},
-            "'../a' names a folder: use letters, digits, '.', '-' and '_' for it, up to 60 of "
-            "them.",
+            "'../a' names a folder: use at most 60 letters, digits, '.', '-' and '_'.",
         ),
-        ({"a": {"seed": 1}}, "'methods.a.seed' is no setting: all methods share the seed."),
+        ({"a": {"seed": 1}}, "'methods.a.seed' cannot be set: all methods share the seed."),
         (
             {"fednest": {"algorithm": {"name": "fednest", "terms": 3}}},
-            "In method 'fednest': 'algorithm.terms' is no setting. Did you mean "
+            "In method 'fednest': Unknown setting 'algorithm.terms'. Did you mean "
             "'algorithm.neumann_terms'?",
         ),
         (
             {"a": {}},
-            "In method 'a': 'algorithm.name' is wrong: use simfbo, shrofbo, fednest, lfednest, "
-            "aggitd, fedbio, fedmbo or memfbo, got 'a'.",
+            "In method 'a': Unknown algorithm 'a'. Use simfbo, shrofbo, fednest, lfednest, aggitd, "
+            "fedbio, fedmbo or memfbo.",
         ),
     ],
 )
@@ -103,7 +101,7 @@ def test_plan_of_nonsense(methods, sentence):
 
 
 def test_plan_of_an_unknown_method():
-    with pytest.raises(UserError, match="no method 'x': there are plain, nested, fedmbo"):
+    with pytest.raises(UserError, match=r"Unknown method 'x'. The file has plain, nested, fedmbo."):
         comparison.plan(TREE, {}, ["x"])
 
 
@@ -113,7 +111,7 @@ def test_rows():
         "bad": [history([0.1, 0.2, 0.2], scale=7), history([0.1, 0.1, 0.8], 1, scale=7)],
         "lost": [history([0.1, math.nan], status="diverged"), history([0.1, 0.5, 0.5])],
     }
-    good, bad, lost = comparison.rows(groups, "test_accuracy", [0.8, 0.95])
+    good, bad, lost = tables.rows(groups, "test_accuracy", [0.8, 0.95])
     assert good["test accuracy"] == "0.93 ± 0.042"
     assert (good["iterations"], good["rounds"], good["MB"], good["CPU s"]) == (
         "20",
@@ -133,13 +131,13 @@ def test_targets_of_a_loss_are_reached_from_above():
     runs = [history([1.0, 0.3, 0.2])]
     for record in runs[0].records:
         record["loss"] = record.pop("test_accuracy")
-    (row,) = comparison.rows({"a": runs}, "loss", [0.3])
+    (row,) = tables.rows({"a": runs}, "loss", [0.3])
     assert row["to 0.3: rounds / MB / CPU s"] == "10 / 3 / 0.5"
 
 
 def test_band_is_students_interval_at_every_evaluation():
     places, values = [[0, 2, 4], [0, 4, 6, 8], [0, 3, 5]], [[0, 2, 4], [1, 3, 5, 9], [2, 4, 6]]
-    along, middle, half = bands.band(places, values)
+    along, middle, half = figures.band(places, values)
     np.testing.assert_allclose(along, [0, 3, 5])
     np.testing.assert_allclose(middle, [1, 3, 5])
     low, high = stats.t.interval(0.95, 2, middle, stats.sem([0, 1, 2]))
@@ -147,24 +145,24 @@ def test_band_is_students_interval_at_every_evaluation():
 
 
 def test_band_of_one_run_has_no_width():
-    grid, middle, half = bands.band([[0, 1]], [[3, 4]])
+    grid, middle, half = figures.band([[0, 1]], [[3, 4]])
     assert (grid.tolist(), middle.tolist(), half.tolist()) == ([0, 1], [3, 4], [0, 0])
 
 
 def test_draw_has_a_line_and_a_band_per_method():
     groups = {"a": [history([0.1, 0.5]), history([0.1, 0.7], 1)], "b": [history([0.2, 0.3])]}
-    figure = bands.draw(groups, "test_accuracy")
+    figure = figures.draw(groups, "test_accuracy")
     labels = [ax.get_xlabel() for ax in figure.axes]
     assert labels == ["communication rounds", "megabytes sent, both ways", "processor seconds"]
     for ax, ends in zip(figure.axes, ([10, 10], [3, 3], [0.5, 0.5]), strict=True):
         assert [line.get_xdata()[-1] for line in ax.lines] == ends
         assert [line.get_ydata()[-1] for line in ax.lines] == pytest.approx([0.6, 0.3])
         assert len(ax.collections) == 2
-    gap = bands.band([[0, 1], [0, 1]], [[1, math.inf], [1, 2]])[1]
+    gap = figures.band([[0, 1], [0, 1]], [[1, math.inf], [1, 2]])[1]
     assert gap[0] == 1
     assert math.isnan(gap[1])
     with pytest.raises(UserError, match="nothing to draw"):
-        bands.draw({"a": [history([])]}, "test_accuracy")
+        figures.draw({"a": [history([])]}, "test_accuracy")
 
 
 def test_jobs_share_seeds(tmp_path):
@@ -174,5 +172,13 @@ def test_jobs_share_seeds(tmp_path):
         ("plain-seed4", 4), ("nested-seed4", 4), ("plain-seed7", 7), ("nested-seed7", 7),
     ]  # fmt: skip
     for wrong in ("a", -1, 0.5, True):
-        with pytest.raises(UserError, match="'seed' is wrong"):
+        with pytest.raises(UserError, match="'seeds' must be a list of different whole numbers"):
             comparison.jobs(methods, [0, wrong], tmp_path)
+
+
+def test_the_task_says_which_metrics_are_to_be_large():
+    described, bare = history([0.1]), history([0.1])
+    described.header["about"] = {"metric": "f1", "goal": "max", "maximise": ["recall"]}
+    names = ("f1", "recall", "loss", "test_accuracy")
+    assert [tables.goal([described], name) for name in names] == ["max", "max", "min", "min"]
+    assert [tables.goal([bare], name) for name in names] == ["min", "min", "min", "max"]

@@ -2,13 +2,18 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
+from simfbo import algorithms
 from simfbo.config.run import load
+from simfbo.core.problem import Point
+from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
 from simfbo.studies import tuning
+from simfbo.tasks import quadratic
 
 BASE = {"task.name": "quadratic", "task.clients": 3, "sampling.kind": "everyone"}
 
@@ -52,7 +57,7 @@ def test_candidates_fill_the_space_evenly():
 
 
 @pytest.mark.parametrize("span", [(0.0, 1.0), (1.0, 0.1), (1.0, math.inf)])
-def test_a_range_that_is_none(span):
+def test_a_range_that_is_invalid(span):
     with pytest.raises(UserError, match="must satisfy 0 < low < high"):
         tuning.candidates(load(None, BASE), {"algorithm.local.y": span}, 3)
 
@@ -75,7 +80,7 @@ def test_default_space_is_the_methods_own():
     assert fednest == [f"algorithm.steps.{z}" for z in "yvx"]
 
 
-def test_tuning_finds_better_steps_and_goes_on_where_it_stopped(tmp_path):
+def test_tuning_finds_better_steps_and_continues_where_it_stopped(tmp_path, in_process):
     config = load(None, BASE | {"algorithm.name": "fedbio", "algorithm.steps.x": 0.0001})
     space = {"algorithm.steps.x": (0.0001, 1e6), "algorithm.steps.y": (0.2, 0.4)}
     tuned = tuning.tune(config, tmp_path, budget=360, trials=6, space=space)
@@ -104,8 +109,23 @@ def test_tuning_finds_better_steps_and_goes_on_where_it_stopped(tmp_path):
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("history.jsonl")}
 
 
-def test_all_trials_diverge(tmp_path):
+def test_all_trials_diverge(tmp_path, in_process):
     config = load(None, BASE | {"algorithm.name": "fedbio", "algorithm.steps.x": 1e30})
     space = {"algorithm.steps.x": (1e30, 1e32)}
     with pytest.raises(UserError, match="All trials of stage 1 diverged"):
         tuning.tune(config, tmp_path, budget=40, trials=2, space=space)
+
+
+@pytest.mark.parametrize(("name", "cost"), [("simfbo", 1), ("fednest", 10)])
+def test_27_trials_compile_every_client_step_once(tmp_path, in_process, name, cost):
+    """Step sizes are inputs of compiled programs, so other step sizes need no other program."""
+    odd = {"task.dim_x": 2, "task.dim_y": 7}  # a shape that no other test compiles
+    config = load(None, BASE | odd | {"algorithm.name": name})
+    before = len(PROGRAMS.compiled)
+    tuned = tuning.tune(config, tmp_path, budget=81 * cost, trials=27)
+    assert [(r.stage, r.iterations) for r in tuned.results] == (
+        27 * [(0, 1)] + 9 * [(1, 3)] + 3 * [(2, 9)]
+    )
+    assert len({tuple(r.settings.values()) for r in tuned.results}) == 27
+    steps = getattr(algorithms, name)(quadratic().problem, Point(x=0.1, y=0.1, v=0.1)).client_steps
+    assert Counter(PROGRAMS.compiled[before:]) == Counter({step.__name__: 1 for step in steps})

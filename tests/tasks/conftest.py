@@ -1,18 +1,52 @@
-"""Second implementations in NumPy that several tests of tasks share."""
+"""Second implementations in NumPy that several tests of tasks share, and fast compilation."""
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
+
+from simfbo.core.data import pooled
 
 
 class Toolbox(NamedTuple):
-    """Functions on arrays: nothing here knows of JAX."""
+    """Functions on arrays; only `hypergradient` uses JAX, for derivatives."""
 
     cross_entropy: object
     fit: object
     slopes: object
     share_rows: object
+    hypergradient: object
+
+
+class Dense(NamedTuple):
+    """Derivatives at a point: grad_y G, v = (grad_yy G)^-1 grad_y F, grad_x F - grad_xy G v."""
+
+    lower_grad: np.ndarray
+    v: object
+    gradient: np.ndarray
+
+
+def hypergradient(problem, data, x, y):
+    """Return the hypergradient at a solution y of the lower problem, by dense matrices."""
+    (x, to_x), (y, to_y) = ravel_pytree(x), ravel_pytree(y)
+
+    def total(loss, part):
+        mean = pooled(loss, part, data.p)
+        return lambda x, y: mean(to_x(x), to_y(y))
+
+    lower, upper = total(problem.lower, data.lower), total(problem.upper, data.upper)
+    slope = jax.grad(lower, 1)
+
+    @jax.jit
+    def derivatives(x, y):
+        return slope(x, y), jax.jacfwd(slope, (0, 1))(x, y), jax.grad(upper, (0, 1))(x, y)
+
+    found = jax.tree.map(np.asarray, derivatives(x, y))
+    lower_grad, (cross, hessian), (grad_x, grad_y) = found
+    v = np.linalg.solve(hessian, grad_y)
+    return Dense(lower_grad, to_y(v), grad_x - cross.T @ v)
 
 
 def cross_entropy(scores, labels):
@@ -66,4 +100,20 @@ def share_rows(parts, p, count):
 
 @pytest.fixture(scope="session")
 def by_hand():
-    return Toolbox(cross_entropy, fit, slopes, share_rows)
+    return Toolbox(cross_entropy, fit, slopes, share_rows, hypergradient)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Nearly all the time here is compilation, of small programs that need no optimisation."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def optimised():
+    """Compile as users do."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -1,4 +1,4 @@
-"""What the tasks with linear models share: losses, folds, weights."""
+"""Losses, folds and weights that the tasks with linear models share."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,8 +40,8 @@ def test_folds_are_even_within_strata(folds):
         assert set(counts) <= {size // folds, -(-size // folds)}
 
 
-def test_folds_depend_on_the_seed_and_every_fold_begins_somewhere():
-    strata = np.arange(300)  # a row each: only where a stratum begins tells
+def test_folds_depend_on_the_seed_and_strata_start_at_random_folds():
+    strata = np.arange(300)  # a row each: its fold is where the stratum starts
     one, other = (linear.assign_folds(strata, 3, seed) for seed in (0, 1))
     assert np.array_equal(one, linear.assign_folds(strata, 3, 0))
     assert not np.array_equal(one, other)
@@ -74,7 +74,7 @@ def test_cross_validation_by_hand():
     own = np.mean([(b[fold[r]] - values[r]) ** 2 for r in range(10)])
     assert float(problem.upper(1.7, y, batch)) == pytest.approx(own, rel=1e-12)
     parts = [np.arange(3), np.arange(3, 10)]
-    data = linear.held(batch, parts, None)
+    data = linear.on_both_levels(batch, parts, None)
     state = Point(x=jnp.asarray(1.7), y=y)
     assert linear.upper_loss(problem, data)(state) == pytest.approx(own, rel=1e-12)
     np.testing.assert_allclose(data.p, [0.3, 0.7])
@@ -87,16 +87,17 @@ def test_the_mean_of_the_models():
     assert mean.bias.tolist() == [3.0]
 
 
-def test_weights_make_all_that_is_there_count_alike():
+def test_weights_balance_the_classes_that_are_present():
     shares = np.array([0.5, 0.0, 0.3, 0.2])
-    weights = linear.weights_of(shares)
+    weights = linear.balancing_weights(shares)
     np.testing.assert_allclose(weights * shares, [1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-15)
     assert weights[1] == 0
     assert shares @ weights == pytest.approx(1, rel=1e-15)
 
 
-def test_both_levels_see_the_same_rows():
+def test_both_levels_use_the_same_rows():
     parts = [np.array([3, 0]), np.array([1, 2, 4])]
-    data, plain = linear.held(np.arange(5.0), parts, 2), federate(np.arange(5.0), parts, parts)
+    rows = np.arange(5.0)
+    data, plain = linear.on_both_levels(rows, parts, 2), federate(rows, parts, parts)
     assert data.lower.rows.tolist() == data.upper.rows.tolist() == [3, 0, 1, 2, 4]
     assert (data.lower.batch_size, plain.lower.batch_size) == (2, None)

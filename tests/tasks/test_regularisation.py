@@ -1,13 +1,11 @@
 """An L2 weight per feature: ridge regression in closed form, and finite differences through it."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo.core.data import federate
+from simfbo.core.data import federate, pooled
 from simfbo.core.problem import Point
-from simfbo.diagnostics import hypergradient, pooled
-from simfbo.tasks._regularisation import problem, regularisation, scaled, strengths
+from simfbo.tasks._regularisation import penalties, problem, regularisation, scaled
 from simfbo.tasks.models import Linear
 from simfbo.tasks.samples import standardised, synthetic
 
@@ -18,7 +16,6 @@ FOLD = (np.arange(ROWS) % FOLDS).astype(np.int32)
 PARTS = np.split(np.arange(ROWS), 2)
 DATA = federate((INPUTS, TARGET, FOLD), PARTS, PARTS)
 X = np.array([0.3, -1.0, 2.0])
-Y0 = Linear(jnp.zeros((FOLDS, D, 1)), jnp.zeros((FOLDS, 1)))
 
 
 def ridge(rows, lambdas, floor=FLOOR):
@@ -35,23 +32,25 @@ def models(x):
 
 
 def validation(x, price=PRICE):
-    """Return Phi(x): every row by the model that did not see it, and what features cost."""
+    """Return Phi(x): every row by the model that was not trained on it, plus the price."""
     betas = models(x)
     errors = [INPUTS[r] @ betas[k][0] + betas[k][1] - TARGET[r] for r, k in enumerate(FOLD)]
     return 0.5 * np.mean(np.square(errors)) + price * np.sum(1 / (1 + np.exp(x)))
 
 
 @pytest.fixture(scope="module")
-def truth():
-    return hypergradient(problem(0, FOLDS, FLOOR, PRICE), DATA, X, Y0)
+def truth(by_hand):
+    """Derivatives at the ridge regressions, in the parametrisation s_j w_j = beta_j."""
+    betas, biases = zip(*models(X))
+    w = np.stack(betas) * np.sqrt(1 + np.exp(X))
+    y = Linear(w[:, :, None], np.array(biases)[:, None])
+    np.testing.assert_allclose(scaled(X, Linear(y.weight[0], y.bias[0])).weight[:, 0], betas[0])
+    return by_hand.hypergradient(problem(0, FOLDS, FLOOR, PRICE), DATA, X, y)
 
 
 def test_every_fold_is_ridge_regression_on_the_others(truth):
-    """The reparametrised solution is that with lambda_j = floor (1 + exp(x_j))."""
-    for k, (beta, b) in enumerate(models(X)):
-        own = scaled(X, Linear(truth.y.weight[k], truth.y.bias[k]))
-        np.testing.assert_allclose(own.weight[:, 0], beta, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(own.bias[0], b, rtol=1e-9)
+    """The lower gradient vanishes at the ridge regressions with lambda_j = floor (1 + exp(x_j))."""
+    np.testing.assert_allclose(truth.lower_grad, 0, atol=1e-12)
 
 
 def test_the_hypergradient_is_that_of_the_closed_form(truth, by_hand):
@@ -60,9 +59,9 @@ def test_the_hypergradient_is_that_of_the_closed_form(truth, by_hand):
     np.testing.assert_allclose(truth.gradient, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_strengths():
-    np.testing.assert_allclose(strengths(X, FLOOR), FLOOR * (1 + np.exp(X)), rtol=1e-15)
-    assert strengths(np.array([-40.0]), 0.01).tolist() == [pytest.approx(0.01)]
+def test_penalties():
+    np.testing.assert_allclose(penalties(X, FLOOR), FLOOR * (1 + np.exp(X)), rtol=1e-15)
+    assert penalties(np.array([-40.0]), 0.01).tolist() == [pytest.approx(0.01)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def task(made):
     return regularisation(made.samples, made.parts, folds=4, relevant=made.relevant)
 
 
-def test_the_task_measures_what_it_says(task, made):
+def test_metrics(task, made):
     rng = np.random.default_rng(3)
     x = rng.normal(size=6).astype("f4")
     y = Linear(rng.normal(size=(4, 6, 1)).astype("f4"), rng.normal(size=(4, 1)).astype("f4"))
@@ -94,6 +93,7 @@ def test_the_task_measures_what_it_says(task, made):
     closed = x > np.log(19)
     assert found["irrelevant_shut"] == closed[~made.relevant].mean()
     assert found["relevant_shut"] == closed[made.relevant].mean()
+    assert [name for name in found if task.goal_of(name) == "max"] == ["irrelevant_shut"]
 
 
 def test_baselines(task, made):
@@ -113,9 +113,16 @@ def test_without_test_rows_there_is_no_test_loss():
     assert set(task.evaluate(Point(x=task.x0, y=task.y0))) == {"upper_loss"}
 
 
-def test_classes_are_predicted_by_accuracy_too():
+def test_classes_have_an_accuracy_too():
     labels = (TARGET > 0).astype(int)
     task = regularisation(standardised(INPUTS, labels, INPUTS, labels, classes=2), PARTS, folds=3)
     found = task.evaluate(Point(x=task.x0, y=task.y0))
     assert found["test_loss"] == pytest.approx(np.log(2), rel=1e-6)
     assert found["test_accuracy"] == pytest.approx(np.mean(labels == 0))
+    assert (task.goal, task.goal_of("test_accuracy")) == ("min", "max")
+
+
+def test_tasks_of_the_same_settings_share_their_problem(task, made):
+    again = regularisation(made.samples, made.parts, folds=4, seed=5)
+    assert again.problem is task.problem  # so that it compiles once
+    assert regularisation(made.samples, made.parts, folds=3).problem is not task.problem

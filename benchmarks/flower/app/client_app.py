@@ -6,7 +6,7 @@ from pathlib import Path
 
 from task import deployment
 
-from simfbo.flower.app import client_app
+from simfbo.flower import client_app
 
 app = client_app(deployment)
 

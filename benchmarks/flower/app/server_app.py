@@ -2,6 +2,6 @@
 
 from task import deployment
 
-from simfbo.flower.app import server_app
+from simfbo.flower import server_app
 
 app = server_app(deployment)

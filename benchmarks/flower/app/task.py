@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo import BilevelProblem, Deployment, Gate, Steps, algorithms
-from simfbo.core import local_work, sampling
+from simfbo import BilevelProblem, Gate, Point, algorithms, local_work, sampling
+from simfbo.flower import Deployment
 
 PIXELS, HIDDEN, CLIENTS = 784, 200, 6
 TAUS = (1, 4, 2, 3, 1, 2)
@@ -34,7 +34,7 @@ def load_client(client, node):
 
 def deployment(config):
     """Return the run."""
-    steps = Steps(y=0.05, v=0.05, x=0.01)
+    steps = Point(x=0.01, y=0.05, v=0.05)
     method = getattr(algorithms, config["method"])(BilevelProblem(upper, lower), steps)
     x0 = jax.random.normal(jax.random.key(1), (PIXELS, HIDDEN)) / 28
     sample = np.zeros((1, PIXELS), "float32"), np.zeros(1, "int32")

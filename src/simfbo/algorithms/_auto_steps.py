@@ -1,16 +1,15 @@
-"""Step sizes without tears: any method, with steps found through the federation.
+"""Automatic step sizes: any method, with steps measured through the federation.
 
-The first iteration measures mu and L of the lower problem (`simfbo.algorithms._curvature`), and the steps
-follow (docs/explanation-steps.md). With T iterations, tau the mean of ||a_i||_1, kappa = L / mu:
+The first iteration measures mu and L of the lower problem (`_curvature`), which determine the steps
+(docs/explanation-steps.md). With T iterations, tau the mean of ||a_i||_1, kappa = L / mu:
 
     gamma_y = gamma_v = 1 / (L tau)     on the server, heavy-ball momentum (1 - 1/sqrt(kappa))^2;
     gamma_x = min(0.3 / sqrt(kappa), 1 / sqrt(T))     by Adam, in units of x's own size: x may not
               outrun y and v, which need sqrt(kappa) iterations to follow it;
     eta     = gamma / sqrt(T)           on the clients (eta_x by the size of the hypergradient).
 
-x waits until y and v have come near their solutions. Where a run begins to diverge it goes back to
-where all was well and on with half the steps. Steps travel with the payload, so no client needs to
-know them beforehand.
+x waits until y and v have come near their solutions. A run that begins to diverge restores the last
+good state and halves all step sizes.
 """
 
 import math
@@ -22,36 +21,35 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo.algorithms._curvature import Curvature, curvature_work, measure
-from simfbo.algorithms._simfbo import Server, Steps, simfbo
+from simfbo.algorithms._common import Rule, drawn_directions, local_steps, once_per_problem
+from simfbo.algorithms._curvature import Curvature, curvature_step, measure
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientWork, Federation
-from simfbo.core.problem import BilevelProblem, Point, PyTree
-from simfbo.core.sampling import Cohort
-from simfbo.core.views import View
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import TooFewReplies
 
 _SLOWEST = 0.05  # 1/sqrt(kappa) below which nothing in a run's time would settle
 _LEAD = 6.0  # how many times sqrt(kappa) iterations x takes to reach full speed
 _SHORT = 8  # exchanges with each of several cohorts
 _TRIES = 30  # exchanges that find the size of the hypergradient
-_WILD = 100.0  # how many times its first change a change may be
-_KEPT = 20  # iterations after which the way back is moved on
+_LIMIT = 100.0  # how many times its first change a change may be
+_KEPT = 20  # iterations after which the last good state is replaced
 _MOST = 30  # halvings
+_STILL = Point(0.0, 0.0, 0.0)
 
 
 class Plan(NamedTuple):
     """Step sizes in the forms that methods take them.
 
     Attributes:
-        local: eta for methods with steps on both sides.
-        server: gamma for them.
-        plain: for methods with one set of steps.
+        local: eta, for methods with step sizes of clients and server.
+        server: gamma, for the same methods.
+        plain: one set of step sizes, for methods that take only that.
     """
 
-    local: Steps
-    server: Server
-    plain: Steps
+    local: Point[float]
+    server: Point[Rule]
+    plain: Point[float]
 
 
 Build = Callable[[Plan], Algorithm]
@@ -59,11 +57,11 @@ AutoKey = tuple[Curvature, float, int]
 
 
 class AutoState(NamedTuple):
-    """A method's state, what was measured, and the way back.
+    """A method's state, what was measured, and the state to return to.
 
     Attributes:
         base: the method's own state.
-        anchor: an earlier one, to go back to.
+        anchor: the last good state, restored if the run begins to diverge.
         found: mu, L and tau; zeros before the first iteration.
         pull: ||grad Phi|| over sqrt(dim x), where clients move x or steps are plain; else zero.
         first: the sizes of the first change of x, y and v.
@@ -71,8 +69,8 @@ class AutoState(NamedTuple):
         halvings: how often the steps were halved.
     """
 
-    base: Any
-    anchor: Any
+    base: PyTree
+    anchor: PyTree
     found: jax.Array
     pull: jax.Array
     first: jax.Array
@@ -100,10 +98,10 @@ class AutoState(NamedTuple):
         return self.base.projected
 
 
-def automatic(
+def auto_steps(
     build: Build, problem: BilevelProblem, x0: PyTree, rounds: int, plain: bool = False
 ) -> Algorithm:
-    """Return a method with step sizes of its own finding.
+    """Let a method choose its step sizes automatically.
 
     Args:
         build: (plan) -> the method with these steps, as
@@ -119,10 +117,11 @@ def automatic(
         part), and 30 on top where `plain` or where clients take several steps.
 
     Example:
-        >>> from simfbo import SimulatedFederation, run, simfbo
+        >>> from simfbo import SimulatedFederation, run
+        >>> from simfbo.algorithms import simfbo
         >>> from simfbo.tasks import quadratic
         >>> task = quadratic()
-        >>> method = automatic(
+        >>> method = auto_steps(
         ...     lambda plan: simfbo(task.problem, plan.local, plan.server),
         ...     task.problem,
         ...     task.x0,
@@ -141,19 +140,16 @@ def automatic(
         True
     """
     scale = size_of(x0)
-    probe = curvature_work(problem)
-    feeler = _feeler(problem)
+    probe, hypergradient = curvature_step(problem), _hypergradient_step(problem)
     like = build(_plan(Curvature(1.0, 1.0, 1.0), 1.0, scale, rounds, 0))
-    works = [_told(build, place, work.__name__) for place, work in enumerate(like.works)]
     built: dict[AutoKey, Algorithm] = {}
 
-    def method(state: AutoState) -> tuple[Algorithm, Steps]:
+    def method(state: AutoState) -> Algorithm:
         found, pull = Curvature(*map(float, state.found)), float(state.pull)
         key = found, pull, int(state.halvings)
-        plan = _plan(found, pull, scale, rounds, key[-1])
         if key not in built:
-            built[key] = build(plan)
-        return built[key], plan.plain if plain else plan.local
+            built[key] = build(_plan(found, pull, scale, rounds, key[-1]))
+        return built[key]
 
     def init(x: PyTree, y: PyTree) -> AutoState:
         base, zero = like.init(x, y), jnp.zeros((), jnp.int32)
@@ -162,16 +158,10 @@ def automatic(
     def round(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         if not state.found[1]:
             state = look(state, federation, key)
-        algorithm, told = method(state)
-
-        def aggregate(work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
-            own, sent = works[algorithm.works.index(work)], (_as_point(told), payload)
-            return federation.aggregate(own, sent, cohort, key)
-
         try:
-            after = algorithm.round(state.base, View(federation, aggregate), key)
+            after = method(state).round(state.base, federation, key)
         except TooFewReplies as error:
-            if not error.exchange.wild or state.halvings >= _MOST:
+            if not error.exchange.mostly_oversized or state.halvings >= _MOST:
                 raise
             return _back(state)
         return _judged(state, after)
@@ -179,13 +169,15 @@ def automatic(
     def look(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         found = _curvature(probe, federation, state, key)
         state = state._replace(found=jnp.asarray(found, float))
-        if not plain and found.work < 1.01:  # one step each, but for rounding
+        if not plain and found.work < 1.01:  # one step each, up to rounding
             return state
-        pull = _pull(feeler, federation, state, _plan(found, 1.0, scale, rounds, 0).server, key)
+        pull = _pull(
+            hypergradient, federation, state, _plan(found, 1.0, scale, rounds, 0).server, key
+        )
         return state._replace(pull=jnp.asarray(pull, float))
 
-    all_works = (probe, feeler, *works)
-    return Algorithm(like.name, init, round, all_works, like.biases)
+    client_steps = (probe, hypergradient, *like.client_steps)
+    return Algorithm(like.name, init, round, client_steps, like.known_violations)
 
 
 def size_of(x: PyTree) -> PyTree:
@@ -215,33 +207,33 @@ def _plan(found: Curvature, pull: float, scale: PyTree, rounds: int, halvings: i
     follow = optax.sgd(_settling(gamma, rounds), momentum=(1 - rate) ** 2)
     step_x = speed * typical / max(pull, 1e-12)
     return Plan(
-        local=Steps(gamma / root, gamma / root, step_x / (work * root) if pull else 0.0),
-        server=Server(follow, follow, _adam(speed, scale, lead, rounds)),
-        plain=Steps(factor / L, factor / L, step_x),
+        local=Point(step_x / (work * root) if pull else 0.0, gamma / root, gamma / root),
+        server=Point(_adam(speed, scale, lead, rounds), follow, follow),
+        plain=Point(step_x, factor / L, factor / L),
     )
 
 
 def _adam(speed: float, scale: PyTree, lead: float, rounds: int) -> optax.GradientTransformation:
-    """Return Adam for x: still at first, at full speed after `lead` iterations, falling to zero.
+    """Return Adam for x, warmed up over `lead` iterations and then decaying to zero.
 
-    What comes before y and v are near their solutions is no hypergradient, and far larger than one:
-    Adam is not to remember it.
+    Before y and v are near their solutions, the direction of x is far larger than the
+    hypergradient: Adam must not remember it.
     """
 
-    def begun(count: Any) -> jax.Array:
+    def begun(count: Scalar) -> jax.Array:
         return jnp.asarray(jnp.asarray(count, float) >= lead / 2, float)
 
-    def schedule(count: Any) -> jax.Array:
+    def schedule(count: Scalar) -> jax.Array:
         t = jnp.asarray(count, float)
         return speed * jnp.minimum(1.0, t / lead) * _cosine(t / rounds)
 
-    def sized(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Any]:
+    def sized(updates: PyTree, state: PyTree, params: Any = None) -> tuple[PyTree, PyTree]:
         return jax.tree.map(lambda s, u: jnp.asarray(s, u.dtype) * u, scale, updates), state
 
     units = optax.GradientTransformation(lambda params: optax.EmptyState(), sized)
     rule = optax.chain(optax.scale_by_schedule(begun), optax.adam(schedule, b2=0.99), units)
 
-    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Any]:
+    def update(updates: PyTree, state: PyTree, params: Any = None) -> tuple[PyTree, PyTree]:
         with jax.numpy_dtype_promotion("standard"):  # Optax's Adam promotes freely
             return rule.update(updates, state, params)
 
@@ -249,31 +241,18 @@ def _adam(speed: float, scale: PyTree, lead: float, rounds: int) -> optax.Gradie
 
 
 def _settling(gamma: float, rounds: int) -> optax.Schedule:
-    """Return the step that falls over the second half of the run, so that noise dies down."""
+    """Return a step size that decays over the second half of the run, to average out noise."""
     return lambda count: (
         gamma * _cosine(jnp.maximum(0.0, 2 * jnp.asarray(count, float) / rounds - 1) * 0.9)
     )
 
 
-def _cosine(share: Any) -> jax.Array:
+def _cosine(share: Scalar) -> jax.Array:
     return (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0))) / 2
 
 
-def _told(build: Build, place: int, name: str) -> ClientWork:
-    """Return a method's work that takes its step sizes from the payload."""
-
-    def work(payload: tuple[Point, PyTree], client: Client) -> PyTree:
-        sizes, inner = payload
-        steps = Steps(y=sizes.y, v=sizes.v, x=sizes.x)
-        plan = Plan(steps, Server(*map(optax.sgd, steps)), steps)
-        return build(plan).works[place](inner, client)
-
-    work.__name__ = work.__qualname__ = name
-    return work
-
-
 def _curvature(
-    probe: ClientWork, federation: Federation, state: AutoState, key: jax.Array
+    probe: ClientStep, federation: Federation, state: AutoState, key: jax.Array
 ) -> Curvature:
     """Return the curvature; the worst of three cohorts' where not everyone takes part."""
     if len(federation.cohort(key).ids) >= federation.n:
@@ -284,30 +263,30 @@ def _curvature(
     return Curvature(min(one.mu for one in seen), max(one.L for one in seen), work)
 
 
-def _as_point(steps: Steps) -> Point:
-    """Return step sizes in a form that every engine can send."""
-    return Point(*(jnp.asarray(step, float) for step in (steps.x, steps.y, steps.v)))
+@once_per_problem
+def _hypergradient_step(problem: BilevelProblem) -> ClientStep:
+    """Return the client step that computes SimFBO's directions."""
+    draw = drawn_directions(problem)
 
-
-def _feeler(problem: BilevelProblem) -> ClientWork:
-    """Return the work that gives SimFBO's directions and moves nothing, under a name of its own."""
-    (directions,) = simfbo(problem, Steps(0.0, 0.0, 0.0)).works
-
-    def hypergradient_size(payload: Point, client: Client) -> PyTree:
-        return directions(payload, client)
+    def hypergradient_size(at: Point[PyTree], client: Client) -> Point[PyTree]:
+        return local_steps(draw, at, client)
 
     return hypergradient_size
 
 
 def _pull(
-    work: ClientWork, federation: Federation, state: AutoState, server: Server, key: jax.Array
+    client_step: ClientStep,
+    federation: Federation,
+    state: AutoState,
+    server: Point[PyTree],
+    key: jax.Array,
 ) -> float:
     """Return the size of the hypergradient, once y and v have come nearer to their solutions."""
     x, y = state.x, jax.tree.map(jnp.asarray, state.y)
     v, cohort = trees.zeros_like(y), federation.cohort(key)
     opt_y, opt_v, d = server.y.init(y), server.v.init(v), None
     for _ in range(_TRIES):
-        d = federation.aggregate(work, Point(x, y, v), cohort, key)
+        d = federation.sum(client_step, Point(x, y, v), cohort, key, _STILL)
         step_y, opt_y = server.y.update(d.y, opt_y)
         step_v, opt_v = server.v.update(d.v, opt_v)
         y, v = optax.apply_updates(y, step_y), optax.apply_updates(v, step_v)
@@ -316,8 +295,8 @@ def _pull(
     return size / float(state.found[2])
 
 
-def _judged(state: AutoState, after: Any) -> AutoState:
-    """Return the state after an iteration, or the one to go back to where that was wild."""
+def _judged(state: AutoState, after: PyTree) -> AutoState:
+    """Return the state after an iteration, or the last good one where it moved too far."""
     change, limit = (np.asarray(a, float) for a in _sizes(state, after))
     sound = np.isfinite(change).all() and (change <= limit).all()
     if not sound and state.halvings < _MOST:
@@ -333,14 +312,14 @@ def _judged(state: AutoState, after: Any) -> AutoState:
 
 
 def _back(state: AutoState) -> AutoState:
-    """Return the earlier state, with half the steps."""
+    """Restore the last good state and halve all step sizes."""
     zero = jnp.zeros((), jnp.int32)
     return state._replace(base=state.anchor, age=zero, halvings=state.halvings + 1)
 
 
 @jax.jit
-def _sizes(state: AutoState, after: Any) -> tuple[jax.Array, jax.Array]:
-    """Return how far x, y and v moved, and how far each may; zeros for one that is not there."""
+def _sizes(state: AutoState, after: PyTree) -> tuple[jax.Array, jax.Array]:
+    """Return how far x, y and v moved, and how far each may move; zeros for a missing one."""
 
     def length(tree: PyTree) -> jax.Array:
         return jnp.sqrt(trees.squared_norm(tree)).astype(float)
@@ -353,4 +332,4 @@ def _sizes(state: AutoState, after: Any) -> tuple[jax.Array, jax.Array]:
 
     moved, size = (jnp.stack(part) for part in zip(*map(pair, "xyv"), strict=True))
     known = jnp.where(state.first.any(), state.first, moved)
-    return moved, _WILD * jnp.maximum(known, 0.01 * jnp.maximum(1.0, size))
+    return moved, _LIMIT * jnp.maximum(known, 0.01 * jnp.maximum(1.0, size))

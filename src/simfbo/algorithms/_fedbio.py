@@ -5,19 +5,23 @@ One communication round for the local steps of all three variables at once; the 
 changes. SimFBO's ancestor: server steps equal to the local ones, and v projected on the client.
 """
 
-from typing import Any
-
 import jax
 
-from simfbo.algorithms._common import add, require_plain, start
-from simfbo.algorithms._simfbo import Steps, drawn_directions, project
+from simfbo.algorithms._common import (
+    add,
+    drawn_directions,
+    once_per_problem,
+    project,
+    require_plain,
+    start,
+)
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, Federation
-from simfbo.core.problem import BilevelProblem, Point
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 
 
-def fedbio(problem: BilevelProblem, steps: Steps, radius: float | None = None) -> Algorithm:
-    """Return FedBiO; its authors let every client take part in every round.
+def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = None) -> Algorithm:
+    """FedBiO; its authors let every client take part in every round.
 
     Client i takes tau_i steps on all three variables at once, from the iterates at k,
 
@@ -35,23 +39,31 @@ def fedbio(problem: BilevelProblem, steps: Steps, radius: float | None = None) -
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> algorithm = fedbio(quadratic().problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0)
+        >>> algorithm = fedbio(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    draw = drawn_directions(problem)
+    fedbio_step = _client_step(problem, radius)
 
-    def fedbio_step(payload: Point, client: Client) -> Point:
-        require_plain(client)
-
-        def step(k: Any, at: Point) -> Point:
-            d = draw(at, client, jax.random.fold_in(client.key, k))
-            v, _ = project(trees.add_scaled(at.v, -steps.v, d.v), radius)
-            x, y = trees.add_scaled(at.x, -steps.x, d.x), trees.add_scaled(at.y, -steps.y, d.y)
-            return Point(x, y, v)
-
-        return trees.subtract(jax.lax.fori_loop(0, client.coefs.tau, step, payload), payload)
-
-    def round(state: Point, federation: Federation, key: jax.Array) -> Point:
-        return add(state, federation.aggregate(fedbio_step, state, federation.cohort(key), key))
+    def round(state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
+        return add(state, federation.sum(fedbio_step, state, federation.cohort(key), key, steps))
 
     bias = "FedBiO adds what clients did, so those who take more local steps count for more."
     return Algorithm("FedBiO", start, round, (fedbio_step,), {"unequal local work": bias})
+
+
+@once_per_problem
+def _client_step(problem: BilevelProblem, radius: float | None) -> ClientStep:
+    draw = drawn_directions(problem)
+
+    def fedbio_step(payload: Point[PyTree], client: Client) -> Point[PyTree]:
+        require_plain(client)
+        eta = client.eta
+
+        def step(k: Scalar, at: Point[PyTree]) -> Point[PyTree]:
+            d = draw(at, client, jax.random.fold_in(client.key, k))
+            v, _ = project(trees.add_scaled(at.v, -eta.v, d.v), radius)
+            x, y = trees.add_scaled(at.x, -eta.x, d.x), trees.add_scaled(at.y, -eta.y, d.y)
+            return Point(x, y, v)
+
+        return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, payload), payload)
+
+    return fedbio_step

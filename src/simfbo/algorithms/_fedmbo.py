@@ -2,14 +2,13 @@
 ICML 2023.
 
 Distributed minibatch SGD on y; the hypergradient from as many parallel chains as there are clients
-in a cohort. Each chain goes from one freshly drawn client to the next, so its terms are products of
-independent Hessians and the estimate has no bias but the truncation of the series.
+in a cohort. Each chain moves from one freshly sampled client to the next, so its terms are products
+of independent Hessians and the only bias of the estimate is the truncation of the series.
 """
 
 from typing import Any
 
 import jax
-import numpy as np
 
 from simfbo.algorithms._common import (
     Mode,
@@ -21,23 +20,20 @@ from simfbo.algorithms._common import (
     scale,
     start,
 )
-from simfbo.algorithms._simfbo import Steps
-from simfbo.core.federation import Algorithm, Dealt, Federation
-from simfbo.core.keys import host_rng
+from simfbo.core.federation import Algorithm, ClientStep, Federation
+from simfbo.core.keys import Purpose, host_rng
+from simfbo.core.ledger import PerClient
 from simfbo.core.problem import BilevelProblem, Point, PyTree
-from simfbo.core.sampling import Cohort
-
-_CHAINS = 8  # purpose of a key: which chain goes to which client
 
 
 def fedmbo(
     problem: BilevelProblem,
-    steps: Steps,
+    steps: Point[float],
     lower_rounds: int = 1,
     neumann_terms: int = 5,
     mode: Mode = "paper",
 ) -> Algorithm:
-    """Return FedMBO; its authors sample clients with replacement, and clients take no local steps.
+    """FedMBO; its authors sample clients with replacement, and clients take no local steps.
 
         K times:      y -= beta sum_C w_i grad_y g_i(x, y)
         each chain:   p = grad_y f_i(x, y) at a client i drawn for it;  N' ~ U{0..N-1} times, at a
@@ -61,7 +57,7 @@ def fedmbo(
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> algorithm = fedmbo(quadratic().problem, Steps(y=0.2, v=0.2, x=0.02))
+        >>> algorithm = fedmbo(quadratic().problem, Point(x=0.02, y=0.2, v=0.2))
     """
     require_counts(lower_rounds=lower_rounds, neumann_terms=neumann_terms)
     ask = oracles(problem)
@@ -71,33 +67,31 @@ def fedmbo(
         """Return all chains' v, stacked."""
         hops = draw_terms(key, neumann_terms)
         keys = jax.random.split(key, hops + 1)
-        p = federation.aggregate(ask.upper_grad_y, (x, y), _apart(federation, keys[0]), keys[0]).v
+        p = _singles(federation, ask.upper_grad_y, (x, y), keys[0]).v
         for key in keys[1:]:
             p = _shuffle(p, key)
-            payload = (x, y, Dealt(p))
-            product = federation.aggregate(
-                ask.hessian_product, payload, _apart(federation, key), key
-            )
+            product = _singles(federation, ask.hessian_product, (x, y, PerClient(p)), key)
             p = add_scaled(scale(kept, p), -steps.v, product.v)
         return scale(neumann_terms * steps.v, p)
 
-    def round(state: Point, federation: Federation, key: jax.Array) -> Point:
+    def round(state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
         x, y, _ = state
         *lower, series, last = jax.random.split(key, lower_rounds + 2)
         for key in lower:
-            q = federation.aggregate(ask.lower_grad, (x, y), federation.cohort(key), key)
+            q = federation.sum(ask.lower_grad, (x, y), federation.cohort(key), key)
             y = add_scaled(y, -steps.y, q.y)
         v = _shuffle(chains(x, y, federation, series), last)
-        h = federation.aggregate(ask.hypergrad, (x, y, Dealt(v)), federation.cohort(last), last)
+        h = federation.sum(ask.hypergrad, (x, y, PerClient(v)), federation.cohort(last), last)
         return Point(add_scaled(x, -steps.x, h.x), y, _mean(v))
 
-    return Algorithm("FedMBO", start, round, ask, _BIASES)
+    return Algorithm("FedMBO", start, round, ask, _VIOLATIONS)
 
 
-def _apart(federation: Federation, key: jax.Array) -> Cohort:
-    """Return a cohort whose messages come back one by one, each weighed to be unbiased alone."""
-    ids, weights = federation.cohort(key)
-    return Cohort(ids, np.diag(len(ids) * weights))
+def _singles(federation: Federation, client_step: ClientStep, payload: PyTree, key: Any) -> PyTree:
+    """Return a new cohort's messages one by one, each weighted to be unbiased by itself."""
+    cohort = federation.cohort(key)
+    messages = federation.gather(client_step, payload, cohort, key)
+    return _weigh(messages, len(cohort.ids) * cohort.weights)
 
 
 def _shuffle(stacked: PyTree, key: jax.Array) -> PyTree:
@@ -106,7 +100,15 @@ def _shuffle(stacked: PyTree, key: jax.Array) -> PyTree:
     Cohorts come sorted by id: without this, the first chain would always visit the lowest ids.
     """
     size = len(jax.tree.leaves(stacked)[0])
-    return _take(stacked, host_rng(key, _CHAINS).permutation(size))
+    return _take(stacked, host_rng(key, Purpose.CHAINS).permutation(size))
+
+
+@jax.jit
+def _weigh(stacked: PyTree, weights: jax.Array) -> PyTree:
+    def rows(leaf: jax.Array) -> jax.Array:
+        return leaf * weights.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+
+    return jax.tree.map(rows, stacked)
 
 
 @jax.jit
@@ -120,7 +122,7 @@ def _mean(stacked: PyTree) -> PyTree:
 
 
 _JITTER = "Chains are drawn in every iteration, so v is right only in the mean and x jitters."
-_BIASES = {
+_VIOLATIONS = {
     "ledger is cost": "The length of the chains is drawn in every iteration.",
     "sends changes": _JITTER,
     "finds the solution": _JITTER,

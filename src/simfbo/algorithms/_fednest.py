@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from simfbo.algorithms._common import (
     Mode,
@@ -19,14 +18,15 @@ from simfbo.algorithms._common import (
     draw_terms,
     drift,
     is_released,
+    once_per_problem,
     oracles,
     require_counts,
     scale,
     start,
 )
-from simfbo.algorithms._simfbo import Steps
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientWork, Dealt, Federation
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.ledger import PerClient
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y, grad_upper_x
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError
@@ -37,14 +37,14 @@ Series = Callable[[PyTree, PyTree, Federation, Cohort, Keys], PyTree]
 
 def fednest(
     problem: BilevelProblem,
-    steps: Steps,
+    steps: Point[float],
     lower_rounds: int = 1,
     neumann_terms: int = 5,
     mode: Mode = "paper",
     drawn: bool = False,
     one_upper_step: bool = False,
 ) -> Algorithm:
-    """Return FedNest.
+    """FedNest, in three nested loops.
 
         FedInn, K times:  q = sum_C w_i grad_y g_i(x, y);
                           tau_i steps y_i -= (beta/tau_i) [grad_y g_i(x, y_i) - grad_y g_i(x, y) + q];
@@ -74,35 +74,35 @@ def fednest(
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> algorithm = fednest(quadratic().problem, Steps(y=0.2, v=0.3, x=0.1), neumann_terms=10)
+        >>> algorithm = fednest(quadratic().problem, Point(x=0.1, y=0.2, v=0.3), neumann_terms=10)
     """  # noqa: E501
     require_counts(lower_rounds=lower_rounds, neumann_terms=neumann_terms)
     released = is_released(mode)
     if released and drawn:
         raise UserError("The released series is always summed: use drawn with mode 'paper'.")
     ask = oracles(problem, full=released)
-    lower_drift, upper_drift = local_drifts(problem, steps, one_upper_step)
+    lower_drift, upper_drift = local_drifts(problem, one_upper_step)
     if released:
         series = _released_series(ask, steps.x, neumann_terms)
     else:
         series = _neumann_series(ask, steps.v, neumann_terms, drawn)
 
-    def round(state: Point, federation: Federation, key: jax.Array) -> Point:
+    def round(state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
         x, y, _ = state
         keys = iter(jax.random.split(key, 2 * lower_rounds + neumann_terms + 4))
         for _ in range(lower_rounds):
             cohort = federation.cohort(key := next(keys))
-            q = federation.aggregate(ask.lower_grad, (x, y), cohort, key).y
-            change = federation.aggregate(lower_drift, (x, y, q), cohort, next(keys))
+            q = federation.sum(ask.lower_grad, (x, y), cohort, key).y
+            change = federation.sum(lower_drift, (x, y, q), cohort, next(keys), steps)
             y = add(add_scaled(y, -steps.y, q), change.y)
         cohort = federation.cohort(next(keys))
         v = series(x, y, federation, cohort, keys)
-        h = federation.aggregate(ask.hypergrad, (x, y, v), cohort, next(keys)).x
-        change = federation.aggregate(upper_drift, (x, y, h), cohort, next(keys))
+        h = federation.sum(ask.hypergrad, (x, y, v), cohort, next(keys)).x
+        change = federation.sum(upper_drift, (x, y, h), cohort, next(keys), steps)
         return Point(add(add_scaled(x, -steps.x, h), change.x), y, v)
 
-    biases = _RELEASED if released else _DRAWN if drawn else {}
-    return Algorithm("FedNest", start, round, (*ask, lower_drift, upper_drift), biases)
+    violations = _RELEASED if released else _DRAWN if drawn else {}
+    return Algorithm("FedNest", start, round, (*ask, lower_drift, upper_drift), violations)
 
 
 def _everywhere(why: str) -> dict[str, str]:
@@ -117,24 +117,25 @@ _DRAWN = {
 }
 
 
+@once_per_problem
 def local_drifts(
-    problem: BilevelProblem, steps: Steps, one_upper_step: bool = False
-) -> tuple[ClientWork, ClientWork]:
-    """Return FedInn's and FedOut's local works: (x, y, q) -> y: y_i - (y - beta q), and x alike.
+    problem: BilevelProblem, one_upper_step: bool = False
+) -> tuple[ClientStep, ClientStep]:
+    """Return FedInn's and FedOut's local steps: (x, y, q) -> y: y_i - (y - beta q), and x alike.
 
     What all clients have in common, -beta q, is the server's to apply: added up by the clients it
     would count sum_C w_i times, and the weights of a cohort sum to one only in expectation.
     """
 
-    def lower_drift(payload: PyTree, client: Client) -> Point:
+    def lower_drift(payload: PyTree, client: Client) -> Point[PyTree]:
         x, y, q = payload
 
         def gradient(y: PyTree, key: jax.Array) -> PyTree:
             return grad_lower_y(problem, x, y, client.data.lower_batch(key))
 
-        return Point(y=drift(y, gradient, q, client, steps.y))
+        return Point(y=drift(y, gradient, q, client, client.eta.y))
 
-    def upper_drift(payload: PyTree, client: Client) -> Point:
+    def upper_drift(payload: PyTree, client: Client) -> Point[PyTree]:
         x, y, h = payload
         if one_upper_step:
             return Point(x=trees.zeros_like(x))
@@ -142,7 +143,7 @@ def local_drifts(
         def gradient(x: PyTree, key: jax.Array) -> PyTree:
             return grad_upper_x(problem, x, y, client.data.upper_batch(key))
 
-        return Point(x=drift(x, gradient, h, client, steps.x))
+        return Point(x=drift(x, gradient, h, client, client.eta.x))
 
     return lower_drift, upper_drift
 
@@ -151,10 +152,10 @@ def _neumann_series(ask: Oracles, step: float, terms: int, drawn: bool) -> Serie
     """Return FedIHGP: v = s sum_j (I - s H)^j p_0, or one term of it drawn and scaled."""
 
     def series(x: PyTree, y: PyTree, federation: Federation, cohort: Cohort, keys: Keys) -> PyTree:
-        term = federation.aggregate(ask.upper_grad_y, (x, y), cohort, key := next(keys)).v
+        term = federation.sum(ask.upper_grad_y, (x, y), cohort, key := next(keys)).v
         total = term
         for _ in range(draw_terms(key, terms) if drawn else terms):
-            product = federation.aggregate(ask.hessian_product, (x, y, term), cohort, next(keys))
+            product = federation.sum(ask.hessian_product, (x, y, term), cohort, next(keys))
             term = add_scaled(term, -step, product.v)
             total = add(total, term)
         return scale(step * terms, term) if drawn else scale(step, total)
@@ -166,13 +167,11 @@ def _released_series(ask: Oracles, step: float, terms: int) -> Series:
     """Return the published code's series: every client recurses on its own Hessian."""
 
     def series(x: PyTree, y: PyTree, federation: Federation, cohort: Cohort, keys: Keys) -> PyTree:
-        size = len(cohort.ids)
-        apart = Cohort(cohort.ids, np.eye(size))
-        total = federation.aggregate(ask.upper_grad_y, (x, y), cohort, next(keys)).v
-        own = _copies(total, size)
+        total = federation.sum(ask.upper_grad_y, (x, y), cohort, next(keys)).v
+        own = _copies(total, len(cohort.ids))
         for j in range(1, terms + 1):
-            payload = (x, y, Dealt(own))
-            products = federation.aggregate(ask.hessian_product, payload, apart, next(keys))
+            payload = (x, y, PerClient(own))
+            products = federation.gather(ask.hessian_product, payload, cohort, next(keys))
             own = add_scaled(own, -step, products.v)
             total = add_scaled(total, 1 / j, _weigh(own, cohort.weights))
         return scale(step, total)

@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from simfbo.algorithms._simfbo import Draw, Server, State, Steps, local_steps, server_side
+from simfbo.algorithms._common import (
+    Draw,
+    Rule,
+    State,
+    local_steps,
+    once_per_problem,
+    server_side,
+)
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, Federation
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, evaluate
 from simfbo.errors import UserError
 
@@ -39,11 +46,11 @@ class MemState(NamedTuple):
 
 def memfbo(
     problem: BilevelProblem,
-    local: Steps,
-    server: Server | Steps | None = None,
+    local: Point[float],
+    server: Point[Rule] | None = None,
     penalty: float = 100.0,
 ) -> Algorithm:
-    """Return MemFBO.
+    """MemFBO, which needs no second derivatives: the lower problem becomes a penalty.
 
     With u the minimiser of f + lambda g over y and y that of g alone,
 
@@ -57,22 +64,19 @@ def memfbo(
         local: the clients' step sizes. That of y serves u too, and v is not used: where x moves, y
             and u must follow alike, since lambda times their difference enters d_x.
         server: as in `simfbo`.
-        penalty: lambda. A large one brings a small bias, and needs as many digits.
+        penalty: lambda; a larger one has a smaller bias but loses more digits to rounding.
 
     Returns:
         The algorithm.
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> algorithm = memfbo(quadratic().problem, Steps(y=0.2, v=0.2, x=0.05), penalty=50.0)
+        >>> algorithm = memfbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.2), penalty=50.0)
     """
     if not 0 < penalty < float("inf"):
         raise UserError(f"The penalty must be a positive number, got {penalty}.")
-    steps = local_steps(penalised_directions(problem, penalty), _alike(local))
+    memfbo_step = _client_step(problem, penalty)
     init_base, advance = server_side(_alike(local if server is None else server), None)
-
-    def memfbo_step(payload: Point, client: Client) -> Point:
-        return steps(payload, client)
 
     def init(x: PyTree, y: PyTree) -> MemState:
         base = init_base(x, y)
@@ -80,14 +84,24 @@ def memfbo(
 
     def round(state: MemState, federation: Federation, key: jax.Array) -> MemState:
         cohort = federation.cohort(key)
-        q = federation.aggregate(memfbo_step, Point(*state.base[:3]), cohort, key)
+        q = federation.sum(memfbo_step, Point(*state.base[:3]), cohort, key, _alike(local))
         return MemState(advance(state.base, q))
 
     bias = "MemFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
     return Algorithm("MemFBO", init, round, (memfbo_step,), {"unequal local work": bias})
 
 
-def _alike(sizes: Any) -> Any:
+@once_per_problem
+def _client_step(problem: BilevelProblem, penalty: float) -> ClientStep:
+    draw = penalised_directions(problem, penalty)
+
+    def memfbo_step(at: Point[PyTree], client: Client) -> Point[PyTree]:
+        return local_steps(draw, at, client)
+
+    return memfbo_step
+
+
+def _alike(sizes: Any) -> PyTree:
     """Return the step sizes with that of y for u."""
     return sizes._replace(v=sizes.y)
 
@@ -95,7 +109,7 @@ def _alike(sizes: Any) -> Any:
 def penalised_directions(problem: BilevelProblem, penalty: float) -> Draw:
     """Return (at, client, key) -> (d_x, d_y, d_u); both gradients of g see the same batch."""
 
-    def draw(at: Point, client: Client, key: jax.Array) -> Point:
+    def draw(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
         x, y, u = at
         lower_key, upper_key = jax.random.split(key)
         lower, upper = client.data.lower_batch(lower_key), client.data.upper_batch(upper_key)

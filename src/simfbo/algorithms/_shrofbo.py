@@ -2,8 +2,8 @@
 Federated Bilevel Learning", NeurIPS 2023, Section 4.
 
 SimFBO for clients that do unequal amounts of local work. Client i sends h_i = q_i / ||a_i||_1 and
-||a_i||_1; the server steps with rho * gamma, rho = sum_j p_j ||a_j||_1. So nobody counts for more
-than p_i, and where all ||a_i||_1 are equal the iterates are SimFBO's.
+||a_i||_1; the server steps with rho * gamma, rho = sum_j p_j ||a_j||_1. So no client counts for
+more than p_i, and if all ||a_i||_1 are equal the iterates are SimFBO's.
 """
 
 from typing import NamedTuple
@@ -12,17 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._simfbo import (
-    Server,
+from simfbo.algorithms._common import (
+    Rule,
     State,
-    Steps,
     drawn_directions,
     local_steps,
+    once_per_problem,
+    scale,
     server_side,
 )
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, Federation
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.core.sampling import Cohort
 
 
@@ -56,12 +57,12 @@ class ShroState(NamedTuple):
 
 def shrofbo(
     problem: BilevelProblem,
-    local: Steps,
-    server: Server | Steps | None = None,
+    local: Point[float],
+    server: Point[Rule] | None = None,
     radius: float | None = None,
     independent_batches: bool = False,
 ) -> Algorithm:
-    """Return ShroFBO; the arguments are those of `simfbo`.
+    """ShroFBO, for clients that do unequal amounts of local work; arguments as for `simfbo`.
 
     rho is exact where the server assigns the local work or everyone takes part. Otherwise it is the
     mean of the cohorts' estimates over *earlier* rounds (1 in the first): this round's own estimate
@@ -69,32 +70,38 @@ def shrofbo(
 
     Example:
         >>> from simfbo.tasks import quadratic
-        >>> algorithm = shrofbo(quadratic().problem, Steps(y=0.2, v=0.1, x=0.05), radius=10.0)
+        >>> algorithm = shrofbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    steps = local_steps(drawn_directions(problem, independent_batches), local)
+    shrofbo_step = _client_step(problem, independent_batches)
     init_base, advance_base = server_side(local if server is None else server, radius)
-
-    def shrofbo_step(payload: Point, client: Client) -> tuple[Point, jax.Array]:
-        norm = client.coefs.norm
-        return trees.scale(1 / norm, steps(payload, client)), jnp.asarray(norm)
 
     def init(x: PyTree, y: PyTree) -> ShroState:
         return ShroState(init_base(x, y), jnp.zeros(()), jnp.zeros(()))
 
     def round(state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
         cohort = federation.cohort(key)
-        h, norm = federation.aggregate(shrofbo_step, Point(*state.base[:3]), cohort, key)
+        h, norm = federation.sum(shrofbo_step, Point(*state.base[:3]), cohort, key, local)
         rho = federation.mean_norm(key)
         if rho is None:
             rho = norm if _complete(cohort, federation.n) else earlier_mean(state)
         return advance(state, h, norm, rho)
 
-    @jax.jit
-    def advance(state: ShroState, h: Point, norm: jax.Array, rho: jax.Array) -> ShroState:
-        base = advance_base(state.base, trees.scale(rho, h))
+    def advance(state: ShroState, h: Point[PyTree], norm: jax.Array, rho: Scalar) -> ShroState:
+        base = advance_base(state.base, scale(rho, h))
         return ShroState(base, state.norm_sum + norm, state.norm_count + 1)
 
     return Algorithm("ShroFBO", init, round, (shrofbo_step,))
+
+
+@once_per_problem
+def _client_step(problem: BilevelProblem, independent_batches: bool) -> ClientStep:
+    draw = drawn_directions(problem, independent_batches)
+
+    def shrofbo_step(at: Point[PyTree], client: Client) -> tuple[Point[PyTree], jax.Array]:
+        norm = client.plan.norm
+        return trees.scale(1 / norm, local_steps(draw, at, client)), jnp.asarray(norm)
+
+    return shrofbo_step
 
 
 def earlier_mean(state: ShroState) -> jax.Array:

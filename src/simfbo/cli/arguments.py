@@ -1,14 +1,15 @@
-"""Flags: those that make up a configuration, and the values of all: text in, numbers out."""
+"""Arguments that several commands share, and how their values are read."""
 
 import argparse
 import math
 from pathlib import Path
 from typing import Any
 
-from simfbo.config.algorithms import ALGORITHMS
-from simfbo.config.messages import brief, plain
-from simfbo.config.tasks import TASKS
-from simfbo.errors import UserError
+from simfbo.config.catalogue import METHODS, TASKS, any_of
+from simfbo.config.files import parse_override
+from simfbo.config.run import RunConfig, load
+from simfbo.errors import UserError, brief, plain
+from simfbo.runs.files import Json
 
 _MOST_SEEDS = 10_000
 
@@ -29,7 +30,7 @@ SHORTCUTS = {
 
 
 def whole(text: str) -> int:
-    """Return a flag's whole number."""
+    """Read a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -37,7 +38,7 @@ def whole(text: str) -> int:
 
 
 def seconds_of(text: str) -> float:
-    """Return a flag's number of seconds."""
+    """Read a number of seconds."""
     try:
         if (seconds := float(text)) >= 0:
             return seconds
@@ -46,7 +47,7 @@ def seconds_of(text: str) -> float:
     raise argparse.ArgumentTypeError(f"give a number of seconds, got {brief(text)}")
 
 
-def local_steps(text: str) -> dict[str, Any]:
+def local_steps(text: str) -> Json:
     """Return the settings that `--tau` stands for.
 
     Example:
@@ -89,12 +90,13 @@ def whole_numbers(text: str, flag: str) -> list[int]:
     try:
         if ".." in text:
             low, high = map(int, text.split(".."))
-            if high - low >= _MOST_SEEDS:
-                raise UserError(f"{flag} takes up to {_MOST_SEEDS:,} numbers, got '{plain(text)}'.")
-            return list(range(low, high + 1))
-        return [int(part) for part in text.split(",")]
+        else:
+            return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{plain(text)}'.") from None
+    if high - low >= _MOST_SEEDS:
+        raise UserError(f"{flag} takes up to {_MOST_SEEDS:,} numbers, got '{plain(text)}'.")
+    return list(range(low, high + 1))
 
 
 def numbers(text: str, flag: str) -> list[float]:
@@ -109,32 +111,81 @@ def numbers(text: str, flag: str) -> list[float]:
 
 
 def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that make up a configuration, or the common part of several."""
+    """Add the flags that make up a configuration, or what several configurations share."""
     add = parser.add_argument
-    add("task", nargs="?", metavar="TASK", help=", ".join(TASKS))
-    add("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
-    add("--dataset", help="as digits, mnist or schools: simfbo data lists them")
+    add("task", nargs="?", metavar="TASK", help=f"{any_of(TASKS.names())}, or package.module:task")
+    add("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
+    add("--dataset", help="for example digits, mnist or schools; simfbo data lists them")
     add("--partition", help="iid (default), shards or dirichlet")
     add("--clients", type=whole, metavar="N", help="number of clients")
     if not several:
-        add("--algorithm", help=" or ".join(ALGORITHMS))
-        add("--seed", type=whole, help="of every random draw (default 0)")
-    add(
-        "--cohort",
-        type=whole,
-        metavar="P",
-        help="clients that take part in a round (default 10, or everyone: see the task)",
-    )
+        add("--algorithm", metavar="NAME",
+            help=f"{any_of(METHODS.names())}, or package.module:method")  # fmt: skip
+        add("--seed", type=whole, help="seed of every random draw (default 0)")
+    add("--cohort", type=whole, metavar="P",
+        help="clients per round (default 10; everyone for practical tasks)")  # fmt: skip
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
-        "list 1,2,3")  # fmt: skip
+        "list such as 1,2,3")  # fmt: skip
     add("--rounds", type=whole, metavar="T", help="iterations (default 500)")
-    add(
-        "--every",
-        type=whole,
-        metavar="K",
-        help="evaluate every K iterations (default: 20 times)",
-    )
+    add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
-    add("--steps", help="auto: find step sizes; given: those of the settings")
+    add("--steps", help="auto: choose step sizes automatically; given: those in the settings")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
-    add("--data-dir", type=Path, metavar="DIR", help="folder of the data (or SIMFBO_DATA_DIR)")
+    add_data_dir(parser)
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """Add `--data-dir`."""
+    parser.add_argument("--data-dir", type=Path, metavar="DIR",
+                        help="folder of the data sets (or SIMFBO_DATA_DIR)")  # fmt: skip
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add `--resume`."""
+    parser.add_argument("--resume", type=Path, metavar="DIR",
+                        help="continue what was started in this folder with its settings"
+                        )  # fmt: skip
+
+
+def add_many_runs(parser: argparse.ArgumentParser) -> None:
+    """Add what commands with many runs share."""
+    add = parser.add_argument
+    add("--jobs", type=whole, metavar="J", help="parallel runs (default: one per two cores)")
+    add("--output", type=Path, metavar="DIR", help="folder for the runs")
+    add("--quiet", action="store_true", help="show no progress")
+    add_resume(parser)
+
+
+def overrides(options: argparse.Namespace) -> Json:
+    """Return what the flags set, by dotted key."""
+    found = {
+        key: getattr(options, flag)
+        for flag, key in SHORTCUTS.items()
+        if getattr(options, flag, None) is not None
+    }
+    found |= local_steps(options.tau) if options.tau is not None else {}
+    found |= dict(map(parse_override, options.set))
+    if not options.config and "task.name" not in found:
+        raise UserError(f"Name a task ({any_of(TASKS.names())}), or give --config FILE.")
+    return found
+
+
+def configuration(options: argparse.Namespace) -> RunConfig:
+    """Return the configuration that file and flags make up."""
+    return load(options.config, overrides(options))
+
+
+# What may accompany --resume: it does not change the result.
+_HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds",
+             "no_baselines")  # fmt: skip
+
+
+def require_alone(options: argparse.Namespace, add_arguments: Any) -> None:
+    """Raise if settings accompany `--resume`, which takes them from the folder."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = parser.parse_args([])
+    for name, value in vars(options).items():
+        if name not in _HARMLESS and value != getattr(defaults, name):
+            flag = name.upper() if name in ("task", "name") else f"--{name.replace('_', '-')}"
+            raise UserError(f"--resume takes the settings in the folder: omit {flag}.")

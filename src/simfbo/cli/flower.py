@@ -1,15 +1,24 @@
-"""The arguments of `simfbo flower`."""
+"""`simfbo flower`: a federation of processes or machines, and runs on it."""
 
 import argparse
-from collections.abc import Callable
+import importlib
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from simfbo.cli import arguments as flags
-from simfbo.errors import UserError
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-_EXAMPLES = """examples:
-  simfbo flower up --nodes 3                     a whole federation on this machine
+from simfbo.cli.arguments import whole
+from simfbo.cli.console import OUT, interrupted
+from simfbo.errors import MissingExtra, UserError, missing, plain
+from simfbo.runs.files import Json
+from simfbo.runs.history import BOOKKEEPING
+
+HELP = "run algorithms where the data is, on Flower"
+EPILOG = """examples:
+  simfbo flower up --nodes 3                     a federation on this machine
   simfbo flower run examples/flower_app          train on it
   simfbo flower down
 
@@ -17,34 +26,36 @@ _EXAMPLES = """examples:
   simfbo flower up --host server.example.org --nodes 0        on the server
   simfbo flower up --join server.example.org:9300 --node 1 --parts 2     on the first node
 
-docs/how-to-deploy.md goes through it step by step.
+docs/how-to-deploy.md explains it step by step.
 """
+_NODE_CONFIG = re.compile(r"""\s*([\w-]+=('[^']*'|"[^"]*"|[^\s'"]+)\s*)*""")
 
 
-def add_flower(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `flower`."""
-    parser.epilog = _EXAMPLES
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_certs(_command(commands, "certs", "make certificates and node keys"))
-    _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine, supervised"))
-    _add_run(_command(commands, "run", "train with an app on the federation that is up"))
-    admit = _command(commands, "admit", "let a node join, by its public key")
-    admit.add_argument("key", type=Path, help="its public key, as node-4.pub")
-    _command(commands, "status", "show processes, nodes and runs")
-    _command(commands, "down", "end all of it")
+    _add_certs(_command(commands, "certs", "create certificates and node keys", _certs))
+    _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine", _up))
+    _add_run(_command(commands, "run", "train with an app on a running federation", _run))
+    admit = _command(commands, "admit", "admit a node by its public key", _admit)
+    admit.add_argument("key", type=Path, help="its public key, such as node-4.pub")
+    _command(commands, "status", "show processes, nodes and runs", _status)
+    _command(commands, "down", "stop all processes", _down)
 
 
-def ask_which(options: argparse.Namespace) -> int:
+def call(options: argparse.Namespace) -> int:
     """Raise, since no command was named."""
-    raise UserError("Say what to do: certs, up, admit, run, status or down (simfbo flower --help).")
+    raise UserError("Name a command: certs, up, admit, run, status or down (simfbo flower --help).")
 
 
-def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    parser.set_defaults(command=_call(name))
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.set_defaults(command=function)
     parser.add_argument("--folder", type=Path, default=Path("federation"), metavar="DIR",
-                        help="the federation's folder (default: federation)")  # fmt: skip
+                        help="folder of the federation (default: federation)")  # fmt: skip
     return parser
 
 
@@ -52,69 +63,219 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", action="append", default=[], metavar="NAME",
         help="name or address by which nodes reach the server; repeatable")  # fmt: skip
-    add("--nodes", type=_positive, default=3, metavar="K", help="how many keys (default 3)")
-    add("--new", action="store_true", help="replace those there are")
+    add("--nodes", type=_positive, default=3, metavar="K", help="number of node keys (default 3)")
+    add("--new", action="store_true", help="replace the existing ones")
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nodes", type=_count, default=3, metavar="K", help="nodes on this machine (default 3)")
     add("--parts", type=_positive, metavar="N",
-        help="how many nodes share the clients in all (default: those here)")  # fmt: skip
+        help="total number of nodes that share the clients (default: those here)")  # fmt: skip
     add("--port", type=_port, default=9300, metavar="P",
-        help="of the SuperLink; node k takes P + k (default 9300)")  # fmt: skip
-    add("--host", action="append", default=[], metavar="NAME", help="listen to other machines too, "
-        "which know this one by that name; repeatable")  # fmt: skip
+        help="port of the SuperLink; node k uses P + k (default 9300)")  # fmt: skip
+    add("--host", action="append", default=[], metavar="NAME", help="also listen to other "
+        "machines, which know this one by that name; repeatable")  # fmt: skip
     add("--join", metavar="HOST:PORT", help="start one node only, for a SuperLink elsewhere")
-    add("--node", type=_positive, metavar="K", help="which node this is, with --join")
+    add("--node", type=_positive, metavar="K", help="the number of this node, with --join")
     add("--node-config", default="", metavar="TEXT",
-        help="told to load_client, as \"data='/srv/data'\"")  # fmt: skip
+        help="settings passed to load_client, such as \"data='/srv/data'\"")  # fmt: skip
     add("--insecure", action="store_true", help="without TLS and node keys, for a first try")
-    add("--stock", action="store_true", help="Flower's own, slower SuperNode and SuperExec")
+    add("--stock", action="store_true", help="use Flower's own, slower SuperNode and SuperExec")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("app", type=Path, help="folder of the app, as examples/flower_app")
+    add("app", type=Path, help="folder of the app, such as examples/flower_app")
     add("--set", action="append", default=[], metavar="KEY=VALUE",
         help="a setting of the app's [tool.flwr.app.config]; repeatable")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="folder of the run (default: under runs)")
-    add("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
+    add("--resume", type=Path, metavar="DIR", help="resume the run in this folder")
     add("--retries", type=_count, default=3, metavar="N",
-        help="how often to go on by itself if the server's process dies (default 3)")  # fmt: skip
+        help="how often to resume if the server's process dies (default 3)")  # fmt: skip
 
 
-def _call(name: str) -> Callable[[argparse.Namespace], int]:
-    """Return a command that is imported when it is called."""
+def _certs(options: argparse.Namespace) -> int:
+    """Create certificates and node keys."""
+    control = _ops("control")
+    made = control.create_certificates(options.folder, options.host, options.nodes, options.new)
+    OUT.print(f"Created {', '.join(made)}." if made else "Nothing was missing.")
+    OUT.print(
+        f"Everything is in {options.folder.resolve()}. A node's machine needs certificates/ca.crt "
+        "and its own keys/node-K; ca.key and server.key must stay here."
+    )
+    return 0
 
-    def call(options: argparse.Namespace) -> int:
-        try:
-            from simfbo.flower.ops import control as command
-            from simfbo.flower.ops import training
-        except ImportError:
-            raise UserError("Flower is not installed: pip install 'simfbo[flower]'.") from None
-        return getattr(training if name == "run" else command, name)(options)
 
-    return call
+def _up(options: argparse.Namespace) -> int:
+    """Start processes."""
+    control, setup = _ops("control"), _setup(options)
+    with OUT.status("Starting ...") as spinner:
+        control.up(options.folder, setup, options.host, spinner.update)
+    where = f"SuperLink at {setup.address}" if setup.link else f"joined {setup.address}"
+    security = "without TLS" if setup.insecure else "with TLS and node keys"
+    nodes = f"{len(setup.nodes)} node{'' if len(setup.nodes) == 1 else 's'} here"
+    OUT.print(f"Up: {where}, {nodes}, {security}. Logs are in {options.folder.resolve() / 'logs'}.")
+    return 0
+
+
+def _admit(options: argparse.Namespace) -> int:
+    """Admit a node."""
+    OUT.print(f"Admitted {_ops('control').admit(options.folder, options.key)}.")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    """Stop all processes."""
+    stopped = _ops("control").down(options.folder)
+    OUT.print("Down." if stopped else f"Nothing is running in {options.folder.resolve()}.")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    """Show processes, nodes and runs."""
+    found = _ops("control").status(options.folder)
+    if found is None:
+        OUT.print(f"Down: nothing is running in {options.folder.resolve()}.")
+        return 1
+    rows = [
+        {"process": name, "pid": known["pid"] or "restarting", "starts": known["starts"]}
+        for name, known in found.processes.items()
+    ]
+    _print_table("processes", ("process", "pid", "starts"), rows)
+    _print_table("nodes", ("node-id", "status", "online-elapsed"), found.nodes)
+    _print_table("runs", ("run-id", "status", "elapsed"), found.runs)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Train with an app."""
+    follow, settings = _ops("follow"), dict(map(_assignment, options.set))
+    run = follow.prepare(options.folder, options.app, settings, options.output, options.resume)
+    if run.end is not None and run.end["status"] == "finished":
+        OUT.print(f"The run in {run.folder} is already finished.")
+        return 0
+    try:
+        with _RunBar() as bar:
+            end = follow.train(run, options.retries, bar.show, OUT.print)
+    except KeyboardInterrupt:
+        raise interrupted(run.folder, f"flower run {options.app}") from None
+    return _print_end(run.folder, end)
+
+
+def _print_end(folder: Path, end: Json | None) -> int:
+    """Print how a run ended, and return the exit code."""
+    if end is not None and end["status"] == "finished":
+        OUT.print(f"Finished. History and checkpoints are in {folder}; simfbo report draws them.")
+        return 0
+    how = "was cut off" if end is None else f"ended as {end['status']}: {end.get('reason', '')}"
+    OUT.print(f"The run {how.rstrip('.: ')}. Resume it with --resume {folder}.")
+    return 1
+
+
+class _RunBar:
+    """A progress bar with the latest metrics, and a line for every excluded client."""
+
+    def __init__(self) -> None:
+        self._hidden = {*BOOKKEEPING, "kind"}
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=OUT)
+        self._task = self._bar.add_task("waiting for the nodes", total=None)
+
+    def __enter__(self) -> "_RunBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, line: Json) -> None:
+        """Show a line of the history."""
+        if line["kind"] == "header":
+            self._bar.update(self._task, total=line["rounds"])
+        elif line["kind"] == "record":
+            metrics = {name: value for name, value in line.items() if name not in self._hidden}
+            shown = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if _is_number(v))
+            self._bar.update(self._task, completed=line["round"], description=shown or "training")
+        elif line["kind"] == "refusal":
+            text = f"round {line['round']}: client {line['client']} {line['text']}"
+            self._bar.console.print(text, markup=False)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Json]) -> None:
+    """Print some columns of a table."""
+    table = Table(*columns, box=None, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    OUT.print(table if rows else f"no {title}")
+
+
+def _setup(options: argparse.Namespace) -> Any:
+    """Return the setup that the flags of `up` describe."""
+    if not _NODE_CONFIG.fullmatch(options.node_config):
+        raise UserError("Write --node-config as \"data='/srv/data' site=3\": names and values.")
+    folder = _ops("folder")
+    nodes = list(range(1, options.nodes + 1)) if options.join is None else [options.node]
+    parts = options.parts or max(1, len(nodes))
+    if options.join is not None:
+        folder.local_port(options.join)
+        if options.node is None or options.parts is None or options.node > parts:
+            raise UserError("--join needs the number of this node and of all nodes, such as "
+                            "--node 2 --parts 3.")  # fmt: skip
+    elif parts < len(nodes):
+        raise UserError(f"{len(nodes)} nodes cannot share {parts} parts: raise --parts.")
+    return folder.Setup(
+        link=options.join is None,
+        address=options.join or f"127.0.0.1:{options.port}",
+        host="0.0.0.0" if options.host else "127.0.0.1",
+        nodes=nodes,
+        parts=parts,
+        node_config=options.node_config,
+        base_port=options.port,
+        insecure=options.insecure,
+        stock=options.stock,
+    )
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    """Return key and value of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--set takes KEY=VALUE, got '{plain(text)}'.")
+    return key, value
+
+
+def _ops(name: str) -> Any:
+    """Import a module of `simfbo.flower.ops`, which needs the extra `flower`."""
+    try:
+        return importlib.import_module(f"simfbo.flower.ops.{name}")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("simfbo"):
+            raise
+        raise MissingExtra(missing("flwr", "flower")) from None
 
 
 def _count(text: str) -> int:
-    """Return a whole number from 0 to 1,000."""
+    """Read a whole number from 0 to 1,000."""
     return _between(text, 0, 1000)
 
 
 def _positive(text: str) -> int:
-    """Return a whole number from 1 to 1,000."""
+    """Read a whole number from 1 to 1,000."""
     return _between(text, 1, 1000)
 
 
 def _port(text: str) -> int:
-    """Return a port that leaves room for the nodes' above it."""
+    """Read a port that leaves room for the nodes' above it."""
     return _between(text, 1024, 64_000)
 
 
 def _between(text: str, low: int, high: int) -> int:
-    number = flags.whole(text)
+    number = whole(text)
     if not low <= number <= high:
         raise argparse.ArgumentTypeError(f"'{text}' is not between {low} and {high}")
     return number

@@ -1,33 +1,29 @@
 """From a configuration to the objects of a run."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from simfbo import algorithms
-from simfbo.algorithms import Server, Steps
-from simfbo.algorithms._auto_steps import Plan, automatic
-from simfbo.config.algorithms import (
-    AlgorithmConfig,
-    MemFBOConfig,
-    PairConfig,
-    SimFBOConfig,
-    StepsConfig,
-)
+from simfbo import checks
+from simfbo.algorithms import Plan, auto_steps
+from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
+from simfbo.config.fields import LocalAndServer, MethodSettings, StepSizes, TwoStepSizes
 from simfbo.config.run import LocalWorkConfig, RunConfig
 from simfbo.config.safety import AggregationConfig, PrivacyConfig
 from simfbo.core import aggregation, local_work, sampling
-from simfbo.core.aggregation import Aggregators
+from simfbo.core.aggregation import Aggregator
 from simfbo.core.data import FederatedData
-from simfbo.core.federation import Algorithm, Engine
+from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
-from simfbo.core.privacy import Channels, Privacy, epsilon, private
-from simfbo.core.problem import BilevelProblem
+from simfbo.core.privacy import Privacy, epsilon, private
+from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines import DebugFederation, SimulatedFederation
+from simfbo.engines.base import Engine
 from simfbo.errors import UserError
+from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import Evaluate, OnRound, run
 from simfbo.tasks import Task
@@ -40,39 +36,81 @@ _OPTIMISERS = {
 
 
 def build_method(config: RunConfig, task: Task) -> Algorithm:
-    """Return the algorithm of a configuration, with the steps it asks for."""
+    """Return the algorithm of a configuration, with the step sizes it asks for."""
     problem, settings = task.problem, config.algorithm
     if config.steps == "given":
         return build_algorithm(settings, problem, config.rounds)
-    plain = not isinstance(settings, SimFBOConfig | MemFBOConfig)
-    factory, options = getattr(algorithms, settings.name), settings.model_dump(exclude=_STEPS)
+    plain = hasattr(settings, "steps")
 
     def build(plan: Plan) -> Algorithm:
-        steps = (plan.plain,) if plain else (plan.local, plan.server)
-        return factory(problem, *steps, **options)
+        if plain:
+            return _made(settings, problem, steps=plan.plain)
+        return _made(settings, problem, local=plan.local, server=plan.server)
 
-    return automatic(build, problem, task.x0, config.rounds, plain)
+    return auto_steps(build, problem, task.x0, config.rounds, plain)
 
 
 _STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedule"}
 
 
-def build_algorithm(config: AlgorithmConfig, problem: BilevelProblem, rounds: int) -> Algorithm:
+def _made(settings: MethodSettings, problem: BilevelProblem, **steps: PyTree) -> Algorithm:
+    """Return a method with its options and the given step sizes."""
+    factory = factory_of(METHODS.find(settings.name))
+    found = factory(problem, **steps, **settings.model_dump(exclude=_STEPS))
+    if not isinstance(found, Algorithm):
+        kind = type(found).__name__
+        raise UserError(f"'{settings.name}' returned {kind}, which is not an Algorithm.")
+    return found
+
+
+def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: int) -> Algorithm:
     """Return a method with the step sizes in its settings: its fields are the factory's arguments.
 
     Args:
-        config: the method's settings.
+        settings: the method's.
         problem: the two losses.
         rounds: iterations over which a schedule runs.
     """
-    factory, options = getattr(algorithms, config.name), config.model_dump(exclude=_STEPS)
-    if not isinstance(config, SimFBOConfig | MemFBOConfig):
-        return factory(problem, _steps(config.steps), **options)
-    rule = _OPTIMISERS[config.server_optimiser]
-    falls = config.server_schedule == "cosine"
-    steps = _steps(config.server or config.local)
-    server = Server(*(rule(_falling(step, rounds) if falls else step) for step in steps))
-    return factory(problem, _steps(config.local), server, **options)
+    if not isinstance(settings, LocalAndServer):
+        return _made(settings, problem, steps=_steps(getattr(settings, "steps")))  # noqa: B009
+    local, server = getattr(settings, "local"), getattr(settings, "server")  # noqa: B009
+    steps = _steps(server or local)
+    if (settings.server_optimiser, settings.server_schedule) != ("sgd", "constant"):
+        rule, falls = _OPTIMISERS[settings.server_optimiser], settings.server_schedule == "cosine"
+        steps = Point(*(rule(_falling(step, rounds) if falls else step) for step in steps))
+    return _made(settings, problem, local=_steps(local), server=steps)
+
+
+def law_factories() -> dict[str, checks.Factory]:
+    """Return every method of the catalogue in the form that `simfbo.checks` tries, by name."""
+    return {
+        f"{method.name}{suffix}": _law_factory(method, options)
+        for method in METHODS.usable()
+        for suffix, options in method.laws.items()
+    }
+
+
+def law_factory(name: str) -> checks.Factory:
+    """Return a method of the catalogue, or the one at package.module:factory, as laws call it."""
+    known = {} if ":" in name else law_factories()
+    if name in known:
+        return known[name]
+    record = METHODS.find(name)
+    settings_model(record)  # parameters that cannot be used are refused now
+    return _law_factory(record, record.laws.get("", {}))
+
+
+def _law_factory(record: Method, options: Json) -> checks.Factory:
+    """Return (problem, local, server) -> the method; one set of step sizes is the server's."""
+    rest = {key: value for key, value in options.items() if key != "v"}
+
+    def build(problem: BilevelProblem, local: Point[float], server: Point[float]) -> Algorithm:
+        factory = factory_of(record)
+        if "local" in settings_model(record).model_fields:
+            return factory(problem, local=local, server=server, **rest)
+        return factory(problem, steps=server._replace(v=options.get("v", server.v)), **rest)
+
+    return build
 
 
 def _falling(step: float, rounds: int) -> optax.Schedule:
@@ -88,7 +126,10 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
     rules, size = config.gate, config.cohort_size(data.n)
     if rules.min_replies > size:
-        raise UserError(f"'gate.min_replies' is {rules.min_replies}, but only {size} are asked.")
+        raise UserError(
+            f"'gate.min_replies' is {rules.min_replies}, but only {size} clients are sampled: "
+            "lower it."
+        )
     return engine(
         data,
         _sampler(config.sampling.kind, size, data.n),
@@ -99,32 +140,50 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     )
 
 
-def run_config(
-    config: RunConfig,
-    task: Task,
+class Built(NamedTuple):
+    """The objects of a run."""
+
+    config: RunConfig
+    task: Task
+    algorithm: Algorithm
+    federation: Engine
+    evaluate: Evaluate
+
+
+def build(config: RunConfig, task: Task) -> Built:
+    """Return the objects of the run that a configuration describes."""
+    algorithm, evaluate = build_method(config, task), task.evaluate
+    federation = build_federation(config, task.data)
+    if config.privacy is not None:
+        algorithm = private(algorithm, _privacy(config.privacy))
+        evaluate = _with_epsilon(config.privacy, config, task, federation)
+    return Built(config, task, algorithm, federation, evaluate)
+
+
+def run_built(
+    built: Built,
     directory: Path | None,
     on_round: OnRound | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
 ) -> History:
-    """Return the history of the run that a configuration describes."""
-    algorithm = build_method(config, task)
-    federation = build_federation(config, task.data)
-    evaluate = task.evaluate
-    if config.privacy is not None:
-        algorithm = private(algorithm, _privacy(config.privacy))
-        evaluate = _with_epsilon(config, task, federation)
+    """Run what was built; the arguments are those of `run`."""
+    config, task = built.config, built.task
+    colour = colour_of(config.algorithm.name)
+    about = {"metric": task.metric, "goal": task.goal, "maximise": sorted(task.maximise),
+             "colour": colour}  # fmt: skip
     return run(
-        algorithm,
-        federation,
-        task.x0,
-        task.y0,
+        built.algorithm,
+        built.federation,
+        built.task.x0,
+        built.task.y0,
         rounds=config.rounds,
         seed=config.seed,
-        evaluate=evaluate,
-        every=config.every or max(1, config.rounds // 20),
+        evaluate=built.evaluate,
+        every=config.evaluation_interval,
         directory=directory,
         config=config.model_dump(mode="json"),
+        about=about,
         on_round=on_round,
         resume=resume,
         checkpoint_seconds=checkpoint_seconds,
@@ -132,13 +191,14 @@ def run_config(
     )
 
 
-def _with_epsilon(config: RunConfig, task: Task, federation: Engine) -> Evaluate:
-    """Return the task's metrics, with the epsilon of all exchanges until then beside them."""
-    assert config.privacy is not None
-    noise, delta = _privacy(config.privacy).noise, config.privacy.delta
+def _with_epsilon(
+    privacy: PrivacyConfig, config: RunConfig, task: Task, federation: Engine
+) -> Evaluate:
+    """Return the task's metrics and the epsilon of all exchanges so far."""
+    noise, delta = _privacy(privacy).noise, privacy.delta
     n, size = federation.n, config.cohort_size(federation.n)
 
-    def evaluate(state: Any) -> dict[str, float]:
+    def evaluate(state: PyTree) -> dict[str, float]:
         spent = epsilon(federation.ledger.total.rounds, n, size, noise, delta)
         return {**task.evaluate(state), "epsilon": spent}
 
@@ -147,10 +207,10 @@ def _with_epsilon(config: RunConfig, task: Task, federation: Engine) -> Evaluate
 
 def _privacy(config: PrivacyConfig) -> Privacy:
     clip, noise = config.clip.model_dump(), config.noise.model_dump()
-    return Privacy(Channels(**clip), Channels(**noise), config.where)
+    return Privacy(Point(**clip), Point(**noise), config.where)
 
 
-def _aggregators(config: AggregationConfig) -> Aggregators:
+def _aggregators(config: AggregationConfig) -> Point[Aggregator | None]:
     """Return the aggregator of each channel."""
     rules = {
         "mean": aggregation.mean,
@@ -158,11 +218,11 @@ def _aggregators(config: AggregationConfig) -> Aggregators:
         "trimmed-mean": lambda: aggregation.trimmed_mean(config.trim),
         "clipped-mean": lambda: aggregation.clipped_mean(config.clip),
     }
-    return Aggregators(rules[config.x](), rules[config.y](), rules[config.v]())
+    return Point(rules[config.x](), rules[config.y](), rules[config.v]())
 
 
-def _steps(config: StepsConfig | PairConfig) -> Steps:
-    return Steps(y=config.y, v=getattr(config, "v", config.y), x=config.x)
+def _steps(config: StepSizes | TwoStepSizes) -> Point[float]:
+    return Point(config.x, config.y, getattr(config, "v", config.y))
 
 
 def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:

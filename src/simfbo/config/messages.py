@@ -1,42 +1,20 @@
-"""Complaints: what is wrong with a configuration, in one short sentence that names the field."""
+"""Messages: what is wrong with a configuration, in one short sentence that names the field."""
 
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
+from simfbo.errors import brief, plain
+
 Key = tuple[str, ...]
-Chosen = Mapping[str, str]
+Models = Mapping[str, type[BaseModel]]
 _TABLE_EXPECTED = ("model_type", "model_attributes_type", "dict_type")
 
 
-def plain(text: str, longest: int = 80) -> str:
-    r"""Return a text on one line, without its middle where it is long.
-
-    Example:
-        >>> plain("one\ntwo")
-        'one\\ntwo'
-    """
-    text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= longest else f"{text[: longest - 13]}...{text[-10:]}"
-
-
-def brief(value: Any) -> str:
-    """Return a value as it can stand in a sentence, whatever it is.
-
-    Example:
-        >>> brief([1] * 1000)
-        '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,..., 1, 1, 1]'
-    """
-    try:
-        return plain(repr(value))
-    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
-        return "a value too long to show"
-
-
-def dotted(key: Sequence[Any]) -> str:
+def dotted(key: Sequence[object]) -> str:
     """Return a key as in TOML, quoted where it has to be.
 
     Example:
@@ -47,54 +25,45 @@ def dotted(key: Sequence[Any]) -> str:
     return plain(".".join(p if re.fullmatch(r"[\w-]+", p) else f'"{plain(p, 40)}"' for p in parts))
 
 
-def sentence(error: ValidationError, root: type[BaseModel], chosen: Chosen) -> str:
-    """Return the first complaint about a configuration.
+def sentence(error: ValidationError, root: type[BaseModel], models: Models, table: Key = ()) -> str:
+    """Describe the first mistake in a configuration.
 
     Args:
         error: what the validation found.
         root: the model of the whole configuration.
-        chosen: the name given in a table, of those that hold one model of several.
+        models: the models of the tables `task` and `algorithm`.
+        table: the table that was validated; none for the whole configuration.
 
     Returns:
         One sentence that names the field and says what was expected.
     """
     first = error.errors(include_url=False)[0]
-    place = _place(first["loc"], chosen)
+    place = _place((*table, *first["loc"]))
     field, message = dotted(place), first["msg"].removeprefix("Value error, ")
     if not place:
         return f"{message}."
     if first["type"] == "extra_forbidden":
-        return f"'{field}' is no setting.{_hint(place, root, chosen)}"
-    if first["type"] in ("missing", "union_tag_not_found"):
-        return f"'{field}.name' is missing from the configuration: use {_known(root, place)}."
-    if first["type"] == "union_tag_invalid":
-        known, name = _known(root, place), first["input"]["name"]
-        return f"'{field}.name' is wrong: use {known}, got {brief(name)}."
+        return f"Unknown setting '{field}'.{_hint(place, root, models)}"
     if first["type"] in _TABLE_EXPECTED:
-        message = "input should be a table of settings"
-    return f"'{field}' is wrong: {message[0].lower()}{message[1:]}, got {brief(first['input'])}."
+        message = "Input should be a table of settings"
+    got = brief(first["input"])
+    if message.startswith("Input should "):
+        return f"'{field}' {message.removeprefix('Input ')}, got {got}."
+    return f"'{field}' is invalid: {message}, got {got}."
 
 
-def _place(found: tuple[Any, ...], chosen: Chosen) -> Key:
-    """Return the key of an error, without the names by which a model was chosen."""
+def _place(found: tuple[object, ...]) -> Key:
+    """Return the key of an error, without the tag by which pydantic chose a type."""
     if found[:2] == ("local_work", "tau"):
         return (*map(str, found[:2]), *map(str, found[3:]))
-    skipped = 2 if found and found[0] in chosen else 1
-    return (*map(str, found[:1]), *map(str, found[skipped:]))
+    return tuple(map(str, found))
 
 
-def _known(root: type[BaseModel], place: Key) -> str:
-    """Return the names that a table may have, as a or b."""
-    models = _models(root.model_fields[place[0]].annotation)
-    *others, last = (name for model in models for name in _names(model))
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _hint(place: Key, root: type[BaseModel], chosen: Chosen) -> str:
-    """Return ' Did you mean ...?' where a known key is close; else what there is in its table."""
+def _hint(place: Key, root: type[BaseModel], models: Models) -> str:
+    """Return ' Did you mean ...?' where a known key is close; else the settings of its table."""
     if place == ("methods",):
         return " A file with methods is for simfbo compare."
-    keys = list(_keys(root, chosen))
+    keys = list(_keys(root, models))
     own = [key for key in keys if key[:-1] == place[:-1]]
     word = place[-1][:80].lower().replace("-", "_")
     same = [key for key in keys if key[-1] == word]
@@ -103,9 +72,11 @@ def _hint(place: Key, root: type[BaseModel], chosen: Chosen) -> str:
     if close:
         meant = "' or '".join(map(dotted, close[:2]))
         return f" Did you mean '{meant}'?"
-    if len(place) == 2 and (name := chosen.get(place[0])):
+    if len(place) == 2 and place[0] in models:
         others = sorted(key[-1] for key in own if key[-1] != "name")
-        return f" The settings of {plain(name)} are {', '.join(others)}."
+        if not others:
+            return f" There are no settings in '{place[0]}'."
+        return f" The settings in '{place[0]}' are {', '.join(others)}."
     return ""
 
 
@@ -115,24 +86,18 @@ def _close(word: str, keys: Sequence[Key]) -> list[Key]:
     return [key for key in keys if key[-1] in found]
 
 
-def _keys(model: type[BaseModel], chosen: Chosen, path: Key = ()) -> Iterator[Key]:
-    """Yield the keys of a model and of those inside it; of several, of the one chosen."""
+def _keys(model: type[BaseModel], models: Models, path: Key = ()) -> Iterator[Key]:
+    """Yield the keys of a model and of those inside it."""
     for name, field in model.model_fields.items():
         yield (*path, name)
-        inner = list(_models(field.annotation))
-        own = [model for model in inner if not path and chosen.get(name) in _names(model)]
-        found = {key for model in own or inner for key in _keys(model, chosen, (*path, name))}
+        chosen = [models[name]] if not path and name in models else _models(field.annotation)
+        found = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
         yield from sorted(found)
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
         yield from _models(part)
-
-
-def _names(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the names by which a model is chosen."""
-    return get_args(model.model_fields["name"].annotation) if "name" in model.model_fields else ()

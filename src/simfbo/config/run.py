@@ -5,37 +5,32 @@ once. `simfbo.config.build` turns a configuration into the objects of a run.
 """
 
 import copy
-import json
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
-from simfbo.config.algorithms import SAMPLING, AlgorithmConfig, Count, SimFBOConfig, Strict
-from simfbo.config.messages import brief, dotted, plain, sentence
+from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
+from simfbo.config.fields import LARGEST, Clients, Count, MethodSettings, Strict, TaskSettings
+from simfbo.config.files import read
+from simfbo.config.messages import dotted, sentence
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
-from simfbo.config.tasks import NUMBERS, PRACTICAL, Clients, TaskConfig
-from simfbo.errors import UserError
+from simfbo.errors import UserError, brief
+from simfbo.runs.files import Json
+
+__all__ = ["LocalWorkConfig", "RunConfig", "SamplingConfig", "checked", "copied", "load"]
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 LocalSteps = Annotated[int, Field(gt=0, le=1000)]
-_MOST_CHAINS = 10_000  # clients of a FedMBO round
 _DEEPEST = 10  # tables in tables
-_LONGEST = 20_000_000  # characters of a file: a million clients' local steps
-
-
-# What a method's steps are set by.
-STEPS = ("local", "server", "steps", "server_optimiser", "server_schedule")
-# Methods that may project v onto a ball.
-RADIUS = ("simfbo", "shrofbo", "fedbio")
-# Methods with one exchange per cohort, whose privacy can be accounted for.
-ONE_EXCHANGE = ("simfbo", "shrofbo", "fedbio", "memfbo")
+S = TypeVar("S", bound=Strict)
+# The settings that fix a method's step sizes.
+_STEP_SETTINGS = ("local", "server", "steps", "server_optimiser", "server_schedule")
 
 
 class SamplingConfig(Strict):
-    """Who takes part in a round; left out, `size` is 10, or all where there are fewer."""
+    """Who takes part in a round; the default `size` is 10, or all where there are fewer."""
 
     kind: Literal["everyone", "without-replacement", "with-replacement"] = "without-replacement"
     size: Clients | None = None
@@ -43,7 +38,7 @@ class SamplingConfig(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplingConfig":
         if self.kind == "everyone" and self.size is not None:
-            raise ValueError("everyone takes part, so leave size out")
+            raise ValueError("everyone takes part, so omit size")
         return self
 
 
@@ -78,14 +73,14 @@ class LocalWorkConfig(Strict):
 
 
 class RunConfig(Strict):
-    """Everything a run depends on; left out, `every` makes about 20 evaluations.
+    """Everything a run depends on; by default `every` makes about 20 evaluations.
 
-    With `steps` auto the method finds its step sizes, and those of its settings are not used. Left
-    out, that is so for the tasks whose upper level is the point, unless some step size is given.
+    With `steps` set to auto the step sizes are chosen automatically, and those in the method's
+    settings are not used. That is the default for practical tasks unless a step size is given.
     """
 
-    task: TaskConfig
-    algorithm: AlgorithmConfig = SimFBOConfig()
+    task: SerializeAsAny[TaskSettings]
+    algorithm: SerializeAsAny[MethodSettings]
     sampling: SamplingConfig = SamplingConfig()
     local_work: LocalWorkConfig = LocalWorkConfig()
     gate: GateConfig = GateConfig()
@@ -97,68 +92,45 @@ class RunConfig(Strict):
     every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        """Return the settings with SimFBO for a missing name, and the method's own sampling."""
-        if not isinstance(values, dict):
-            return values
-        _refuse_other_names(values)
-        algorithm, who = values.get("algorithm", {}), values.get("sampling", {})
-        if isinstance(algorithm, dict):
-            algorithm = {"name": "simfbo", **algorithm}
-            practical = _name(values, "task", "") in PRACTICAL
-            kind = SAMPLING.get(algorithm["name"], "everyone" if practical else None)
-            if kind and isinstance(who, dict) and (kind != "everyone" or who.get("size") is None):
-                values = {**values, "sampling": {"kind": kind, **who}}
-            given = any(key in algorithm for key in STEPS)
-            values = {"steps": "auto" if practical and not given else "given", **values}
-            if values["steps"] == "auto" and algorithm["name"] in RADIUS:
-                algorithm = {"radius": "none", **algorithm}
-            values = {**values, "algorithm": algorithm}
-        return values
-
     @model_validator(mode="after")
-    def _auto_fits(self) -> "RunConfig":
-        if self.steps == "auto" and self.privacy is not None:
-            raise ValueError(
-                "'privacy' does not cover the search for steps: set steps to given, and "
-                "algorithm.local"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_private(self) -> "RunConfig":
+    def _privacy_fits(self) -> "RunConfig":
         if self.privacy is None:
             return self
-        if self.algorithm.name not in ONE_EXCHANGE:
-            raise ValueError(f"'privacy' is accounted for {', '.join(ONE_EXCHANGE)} only")
+        if self.steps == "auto":
+            raise ValueError(
+                "'privacy' does not cover the search for step sizes: set steps to given, and "
+                "algorithm.local"
+            )
+        if not METHODS.find(self.algorithm.name).one_exchange:
+            known = [method.name for method in METHODS.usable() if method.one_exchange]
+            raise ValueError(f"'privacy' is accounted for {any_of(known)} only")
         if self.sampling.kind == "with-replacement":
             raise ValueError("'privacy' needs sampling without replacement, or everyone")
         if {self.aggregation.x, self.aggregation.y, self.aggregation.v} != {"mean"}:
-            raise ValueError("'privacy' is accounted for the mean only: leave 'aggregation' out")
+            raise ValueError("'privacy' is accounted for the mean only: omit 'aggregation'")
         return self
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> "RunConfig":
-        if self.task.clients * self.local_work.most() > NUMBERS // 10:
+        clients = getattr(self.task, "clients", 1)  # a task of yours may call anything so
+        if isinstance(clients, int) and clients * self.local_work.most() > LARGEST // 10:
             raise ValueError(
-                f"'task.clients' times the most local steps must not exceed {NUMBERS // 10:,}: "
+                f"'task.clients' times the most local steps must not exceed {LARGEST // 10:,}: "
                 "lower one of them"
-            )
-        if self.algorithm.name == "fedmbo" and self.cohort_size(self.task.clients) > _MOST_CHAINS:
-            raise ValueError(
-                f"'sampling.size' must not exceed {_MOST_CHAINS:,} for fedmbo, which holds a "
-                f"square of it, got {self.cohort_size(self.task.clients)}"
             )
         return self
 
     def cohort_size(self, n: int) -> int:
-        """Return how many of n clients are asked in an exchange."""
+        """Return how many of n clients are sampled for an exchange."""
         return n if self.sampling.kind == "everyone" else self.sampling.size or min(10, n)
 
+    @property
+    def evaluation_interval(self) -> int:
+        """Return after how many iterations a run is evaluated."""
+        return self.every or max(1, self.rounds // 20)
 
-def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
+
+def load(file: Path | None, overrides: Json) -> RunConfig:
     """Return the configuration in a TOML file, with dotted keys from the flags on top.
 
     Args:
@@ -171,117 +143,82 @@ def load(file: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
     return checked(read(file) if file else {}, overrides)
 
 
-def checked(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
+def checked(tree: Json, overrides: Json) -> RunConfig:
     """Return the configuration in nested dictionaries, with dotted keys on top."""
     tree = copied(tree)
     for key, value in overrides.items():
         _put(tree, key, value)
+    task = _record(tree, "task", TASKS.find, None)
+    method = _record(tree, "algorithm", METHODS.find, "simfbo")
+    models = {"task": settings_model(task), "algorithm": settings_model(method)}
+    tree = _with_defaults(tree, task, method, models["algorithm"])
+    for table, model in models.items():
+        tree[table] = _validated(model, tree[table], models, (table,))
+    return _validated(RunConfig, tree, models)
+
+
+def _validated(
+    model: type[S], values: Any, models: Mapping[str, type[Strict]], table: tuple[str, ...] = ()
+) -> S:
+    """Return the settings in a table of the configuration, or in all of it."""
     try:
-        return RunConfig.model_validate(tree)
+        return model.model_validate(values)
     except ValidationError as error:
-        chosen = {"task": _name(tree, "task", ""), "algorithm": _name(tree, "algorithm", "simfbo")}
-        raise UserError(sentence(error, RunConfig, chosen)) from None
+        raise UserError(sentence(error, RunConfig, models, table)) from None
 
 
-def copied(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested dictionaries, after a check that no function has to dig deep."""
+def _record(tree: Json, table: str, find: Any, default: str | None) -> Any:
+    """Return the record that a table of the configuration names."""
+    settings = tree.setdefault(table, {})
+    if not isinstance(settings, dict):
+        raise UserError(f"'{table}' must be a table of settings, got {brief(settings)}.")
+    name = settings.setdefault("name", default)
+    if name is None:
+        raise UserError(f"'{table}.name' is missing: use {any_of(TASKS.names())}.")
+    if not isinstance(name, str):
+        raise UserError(f"'{table}.name' must be text, got {brief(name)}.")
+    return find(name)
+
+
+def _with_defaults(tree: Json, task: TaskRecord, method: Method, model: type[Strict]) -> Json:
+    """Return the settings with defaults that depend on the task and on the method."""
+    algorithm, sampling = tree["algorithm"], tree.get("sampling", {})
+    kind = method.sampling or ("everyone" if task.practical else None)
+    some = isinstance(sampling, dict) and sampling.get("size") is not None
+    if kind and isinstance(sampling, dict) and not (kind == "everyone" and some):
+        tree["sampling"] = {"kind": kind, **sampling}
+    given = any(key in algorithm for key in _STEP_SETTINGS)
+    tree.setdefault("steps", "auto" if task.practical and not given else "given")
+    if tree["steps"] == "auto" and "radius" in model.model_fields:
+        tree["algorithm"] = {"radius": "none", **algorithm}
+    return tree
+
+
+def copied(tree: Json) -> Json:
+    """Return a copy of nested dictionaries, after a check that they are not nested too deeply."""
     for key, value in tree.items():
         level, depth = [value], 0
         while level := [inner for outer in level for inner in _inside(outer)]:
             depth += 1
             if depth > _DEEPEST:
-                raise UserError(f"'{dotted([key])}' is nested too deeply: no setting lies so deep.")
+                raise UserError(f"'{dotted([key])}' is nested too deeply.")
     return copy.deepcopy(tree)
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _inside(value: object) -> Iterable[object]:
     """Return what a table or a list holds."""
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _refuse_other_names(tree: dict[str, Any]) -> None:
-    """Raise where a task or an algorithm has a name that is no text."""
-    for table in ("task", "algorithm"):
-        match tree.get(table):
-            case {"name": name} if not isinstance(name, str):
-                raise ValueError(
-                    f"'{table}.name' is wrong: input should be a valid string, got {brief(name)}"
-                )
-
-
-def _name(tree: dict[str, Any], table: str, default: str) -> str:
-    """Return the name that stands in a table."""
-    found = tree.get(table)
-    name = found.get("name", default) if isinstance(found, dict) else default
-    return name if isinstance(name, str) else default
-
-
-def as_toml(config: RunConfig) -> str:
-    """Return the configuration as a TOML file that `simfbo run --config` reads."""
-    return "\n".join(_tables(config, ())) + "\n"
-
-
-def _tables(model: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines of a model: its values, then a table for each model inside."""
-    fields = {name: getattr(model, name) for name in type(model).model_fields}
-    tables = {name: value for name, value in fields.items() if isinstance(value, BaseModel)}
-    values = {name: value for name, value in fields.items() if name not in tables}
-    for name, value in sorted(values.items(), key=lambda item: item[0] != "name"):
-        if value is not None:
-            yield f"{name} = {json.dumps(value)}"
-        elif type(model).model_fields[name].default is not None:
-            yield f'{name} = "none"'
-    for name, table in tables.items():
-        yield f"\n[{'.'.join((*path, name))}]"
-        yield from _tables(table, (*path, name))
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Return (key, value) of `KEY=VALUE`, the value read as TOML, or as text if it is none.
-
-    Example:
-        >>> parse_override("algorithm.local.y=0.1")
-        ('algorithm.local.y', 0.1)
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"'{plain(text)}' is no setting: write KEY=VALUE, as in task.clients=50.")
-    try:
-        found = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):  # no TOML, too many digits, too deep
-        return key.strip(), value.strip()
-    return key.strip(), found["value"] if len(found) == 1 else value.strip()
-
-
-def read(file: Path) -> dict[str, Any]:
-    """Return a TOML file as nested dictionaries."""
-    name = plain(str(file), 1000)
-    try:
-        with file.open(encoding="utf-8-sig") as stream:
-            text = stream.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise UserError(f"{name} is too long for a configuration: give another file.")
-        return tomllib.loads(text)
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{name} is not valid TOML: save it as UTF-8 text.") from None
-    except RecursionError:
-        raise UserError(f"{name} is nested too deeply: no setting lies so deep.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name} is not valid TOML: {plain(str(error), 150)}.") from None
-    except ValueError:  # Python converts no integers of thousands of digits
-        raise UserError(f"{name} holds a number of too many digits: write a smaller one.") from None
-
-
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def _put(tree: Json, key: str, value: Any) -> None:
     """Set a dotted key in a nested dictionary."""
     *parents, last = key.split(".")
     for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
+        inner: Any = tree.setdefault(parent, {})
+        if not isinstance(inner, dict):
             raise UserError(
                 f"'{dotted(key.split('.'))}' cannot be set: '{dotted([parent])}' is a value, not a "
                 "table."
             )
+        tree = inner
     tree[last] = value

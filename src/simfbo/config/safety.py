@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from simfbo.config.algorithms import Absent, Positive, Strict
+from simfbo.config.fields import Absent, Positive, Strict
 
 AggregatorName = Literal["mean", "median", "trimmed-mean", "clipped-mean"]
 
@@ -19,7 +19,7 @@ class GateConfig(Strict):
 
 
 class AggregationConfig(Strict):
-    """How messages are combined, by channel; `clip` left out is the cohort's median norm."""
+    """How messages are combined, by channel; the default `clip` is the cohort's median norm."""
 
     x: AggregatorName = "mean"
     y: AggregatorName = "mean"

@@ -1,24 +1,31 @@
-"""Aggregators: how the messages of a cohort become one, for each of the channels x, y and v.
+"""Aggregators: how the messages of a cohort are combined, for each of the channels x, y and v.
 
-The weighted mean is the default, and the only one that estimates sum_i p_i z_i without a bias. The
-others bound what a few broken or hostile clients can do, and where honest clients differ they pay
-for it with a bias that does not vanish: docs/explanation-aggregators.md measures it.
+The weighted mean is the default, and the only one that estimates sum_i p_i z_i without bias. The
+others bound the influence of a few broken or hostile clients, at the price of a bias that does not
+vanish where honest clients differ: docs/explanation-aggregators.md measures it.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+__all__ = ["Aggregator", "clipped_mean", "mean", "median", "trimmed_mean"]
 
 Combine = Callable[[list[jax.Array], jax.Array], list[jax.Array]]
 Rule = Callable[[jax.Array, jax.Array], jax.Array]
-CHANNELS: tuple[str, ...] = ("x", "y", "v")
+CHANNELS = Point._fields
 _BLOCK = 512
 
 
@@ -27,9 +34,9 @@ class Aggregator(NamedTuple):
 
     Attributes:
         name: as people call it.
-        combine: (leaves of one channel, stacked client by client; weights) -> the leaves combined.
-            A client of weight zero is not there. None stands for the weighted sum, which needs no
-            stack.
+        combine: (leaves of one channel, stacked client by client; weights) -> the combined leaves.
+            A client of weight zero counts as absent. None stands for the weighted sum, which needs
+            no stack.
     """
 
     name: str
@@ -37,12 +44,12 @@ class Aggregator(NamedTuple):
 
 
 def mean() -> Aggregator:
-    """Return the weighted mean, sum_i w_i z_i."""
+    """Weighted mean, sum_i w_i z_i."""
     return Aggregator("mean", None)
 
 
 def median() -> Aggregator:
-    """Return the median of every coordinate, weighted, times sum_i w_i.
+    """Weighted median of every coordinate, times sum_i w_i.
 
     Example:
         >>> import jax.numpy as jnp
@@ -54,9 +61,10 @@ def median() -> Aggregator:
 
 
 def trimmed_mean(share: float) -> Aggregator:
-    """Return the weighted mean without the `share` largest and smallest values of a coordinate.
+    """Weighted mean of every coordinate, without its largest and smallest values.
 
-    Of P messages floor(share P) are left out at either end, coordinate by coordinate.
+    Args:
+        share: of P messages, floor(share P) are dropped at either end, coordinate by coordinate.
     """
     if not 0 <= share < 0.5:
         raise UserError(f"The share to trim at either end must lie in [0, 0.5), got {share}.")
@@ -64,13 +72,10 @@ def trimmed_mean(share: float) -> Aggregator:
 
 
 def clipped_mean(norm: float | None = None) -> Aggregator:
-    """Return the weighted mean of messages scaled down to a norm, over all of the channel.
+    """Weighted mean of messages whose norm, over the whole channel, is clipped first.
 
     Args:
-        norm: what a message may weigh at most; by default the median norm of the cohort.
-
-    Returns:
-        The aggregator.
+        norm: the largest norm that a message keeps; by default the median norm of the cohort.
     """
     if norm is not None and not 0 < norm < float("inf"):
         raise UserError(f"The norm to clip to must be positive, got {norm}.")
@@ -85,30 +90,33 @@ def clipped_mean(norm: float | None = None) -> Aggregator:
     return Aggregator("clipped-mean", combine)
 
 
-class Aggregators(NamedTuple):
-    """An aggregator for each channel; leaves of a message outside the three are averaged."""
+def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
+    """Return whether messages like this must be kept client by client."""
+    channels = set(map(channel, _paths(message)))
+    return any(_rule(aggregators, name) is not None for name in channels)
 
-    x: Aggregator = mean()
-    y: Aggregator = mean()
-    v: Aggregator = mean()
 
-    def need_stack(self, message: PyTree) -> bool:
-        """Return whether a message like this must be kept client by client."""
-        channels = set(map(channel, _paths(message)))
-        return any(getattr(self, c).combine is not None for c in CHANNELS if c in channels)
+def combine(aggregators: Point[Aggregator | None], stacked: PyTree, weights: np.ndarray) -> PyTree:
+    """Combine stacked messages, each channel by its own aggregator; weight zero means absent.
 
-    def combine(self, stacked: PyTree, weights: np.ndarray) -> Any:
-        """Return the messages combined, each channel in its way; weight zero is not there."""
-        leaves, structure = jax.tree.flatten(stacked)
-        w = jnp.asarray(weights, jnp.result_type(float))
-        result, channels = list(leaves), list(map(channel, _paths(stacked)))
-        for name in (*CHANNELS, None):
-            own = [j for j, of in enumerate(channels) if of == name]
-            rule = getattr(self, name or "", mean()).combine or _weighted_sum
-            if own:
-                for j, leaf in zip(own, rule([leaves[j] for j in own], w), strict=True):
-                    result[j] = leaf
-        return jax.tree.unflatten(structure, result)
+    Channels without an aggregator, and leaves outside the three channels, are summed by weight.
+    """
+    leaves, structure = jax.tree.flatten(stacked)
+    w = jnp.asarray(weights, jnp.result_type(float))
+    result, channels = list(leaves), list(map(channel, _paths(stacked)))
+    for name in (*CHANNELS, None):
+        own = [j for j, of in enumerate(channels) if of == name]
+        rule = _rule(aggregators, name) or _weighted_sum
+        if own:
+            for j, leaf in zip(own, rule([leaves[j] for j in own], w), strict=True):
+                result[j] = leaf
+    return jax.tree.unflatten(structure, result)
+
+
+def _rule(aggregators: Point[Aggregator | None], name: str | None) -> Combine | None:
+    """Return how a channel is combined; None for the weighted sum."""
+    chosen = None if name is None else getattr(aggregators, name)
+    return None if chosen is None else chosen.combine
 
 
 def channel(path: Sequence[Any]) -> str | None:
@@ -128,12 +136,14 @@ def _paths(message: PyTree) -> list[Any]:
     return [path for path, _ in jax.tree.leaves_with_path(message)]
 
 
-def _flat(leaf: jax.Array) -> jax.Array:
+def _flat(leaf: Float[Array, "clients ..."]) -> Float[Array, "clients size"]:
     return leaf.reshape(len(leaf), -1)
 
 
 @jax.jit
-def _weighted_sum(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
+def _weighted_sum(
+    leaves: list[Float[Array, "clients ..."]], weights: Float[Array, " clients"]
+) -> list[Float[Array, "..."]]:
     return [jnp.tensordot(weights.astype(leaf.dtype), leaf, 1) for leaf in leaves]
 
 
@@ -147,7 +157,9 @@ def _by_coordinate(rule: Rule) -> Combine:
     return combine
 
 
-def _by_blocks(rule: Rule, leaf: jax.Array, weights: jax.Array) -> jax.Array:
+def _by_blocks(
+    rule: Rule, leaf: Float[Array, "clients ..."], weights: Float[Array, " clients"]
+) -> Float[Array, "..."]:
     """Return rule(stack, weights) on all coordinates, a block that fits the cache at a time."""
     flat, weights = _flat(leaf), weights.astype(leaf.dtype)
     count, size = flat.shape
@@ -158,7 +170,9 @@ def _by_blocks(rule: Rule, leaf: jax.Array, weights: jax.Array) -> jax.Array:
     return found.reshape(-1)[:size].reshape(leaf.shape[1:])
 
 
-def _median(block: jax.Array, weights: jax.Array) -> jax.Array:
+def _median(
+    block: Float[Array, "clients width"], weights: Float[Array, " clients"]
+) -> Float[Array, " width"]:
     """Return the weighted median: the middle of the values that split the weight in halves.
 
     Counted, not sorted: up to a hundred clients XLA's sort on a CPU takes 4 to 20 times as long.
@@ -166,7 +180,7 @@ def _median(block: jax.Array, weights: jax.Array) -> jax.Array:
     half = jnp.sum(weights) / 2
     slack = 2e-5 * half  # halves are found up to rounding
 
-    def look(k: Any, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def look(k: Scalar, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         z, (low, high) = block[k], pair
         reached = jnp.sum(jnp.where(block <= z, weights[:, None], 0), 0)
         lower = jnp.where(reached >= half - slack, jnp.minimum(low, z), low)
@@ -177,7 +191,9 @@ def _median(block: jax.Array, weights: jax.Array) -> jax.Array:
     return half * (low + high)
 
 
-def _trimmed(share: float, block: jax.Array, weights: jax.Array) -> jax.Array:
+def _trimmed(
+    share: float, block: Float[Array, "clients width"], weights: Float[Array, " clients"]
+) -> Float[Array, " width"]:
     """Return the weighted mean of what is left after the same number goes at either end."""
     places, here = jnp.arange(len(block))[:, None], weights[:, None] > 0
     # 0.29 * 100 is 28.999999999999996
@@ -185,7 +201,7 @@ def _trimmed(share: float, block: jax.Array, weights: jax.Array) -> jax.Array:
     count = jnp.sum(here)
     cut = jnp.asarray(cuts, count.dtype)[count]
 
-    def look(k: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def look(k: Scalar, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         z = block[k]
         rank = jnp.sum(here & ((block < z) | ((block == z) & (places < k))), 0)
         kept = jnp.where((rank >= cut) & (rank < count - cut), weights[k], 0)

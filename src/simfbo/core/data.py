@@ -1,11 +1,11 @@
-"""Clients' data: held once, dealt to clients by row numbers, drawn by key.
+"""Clients' data: stored once, assigned to clients by row numbers, sampled by key.
 
 All clients' samples live in one pytree of arrays. A client is a range of row numbers into it, so
 ten thousand clients cost ten thousand pairs of integers, and lower and upper parts may point into
 the same arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.problem import PyTree, Weighted
+from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
 from simfbo.errors import UserError
 
 
@@ -45,7 +45,7 @@ class Split:
     largest: int
     equal: bool
 
-    def batch(self, client: Any, key: jax.Array) -> PyTree:
+    def batch(self, client: Scalar, key: jax.Array) -> PyTree:
         """Return a batch of this client's samples: drawn with replacement by `key`, or all."""
         if self.batch_size is None:
             return self.full(client)
@@ -53,7 +53,7 @@ class Split:
         picks = jax.random.randint(key, (self.batch_size,), 0, count, count.dtype)
         return self._take(self.start[client] + picks)
 
-    def full(self, client: Any) -> PyTree:
+    def full(self, client: Scalar) -> PyTree:
         """Return all of this client's samples, as a `Weighted` batch where counts are unequal."""
         slots = jnp.arange(self.largest, dtype=self.count.dtype)
         if self.equal:
@@ -68,7 +68,7 @@ class Split:
 
 
 class ClientData(NamedTuple):
-    """One client's view of the data: what its work may draw from."""
+    """One client's view of the data: what its client steps may draw from."""
 
     lower: Split
     upper: Split
@@ -93,9 +93,9 @@ class FederatedData:
         lower: the lower parts.
         upper: the upper parts.
         p: the clients' weights.
-        n: how many clients.
-        ids: the clients' numbers in the whole federation, where these are only some of its clients;
-            their random draws go by these numbers.
+        n: the number of clients.
+        ids: the clients' numbers in the whole federation, where these are only some of its clients.
+            Random draws depend on these numbers.
     """
 
     lower: Split
@@ -104,7 +104,7 @@ class FederatedData:
     n: int
     ids: np.ndarray
 
-    def client(self, i: Any) -> ClientData:
+    def client(self, i: Scalar) -> ClientData:
         """Return client i's data."""
         return ClientData(self.lower, self.upper, i)
 
@@ -117,7 +117,7 @@ def federate(
     batch_size: int | None = None,
     p: Sequence[float] | None = None,
 ) -> FederatedData:
-    """Return the data of the clients whose samples are the given rows of one data set.
+    """Assign the rows of one data set to clients.
 
     Args:
         samples: pytree of arrays; the first axis counts samples.
@@ -125,8 +125,8 @@ def federate(
         upper: row numbers of each client's upper (validation) samples.
         batch_size: samples in a minibatch of either part, drawn with replacement; None for full
             batches.
-        p: the clients' weights, normalised to sum to one; by default each client weighs by its
-            number of samples.
+        p: the clients' weights, normalised to sum to one; by default proportional to their numbers
+            of samples.
 
     Returns:
         The federated data, holding `samples` once.
@@ -153,14 +153,14 @@ def from_clients(
     p: Sequence[float] | None = None,
     ids: Sequence[int] | None = None,
 ) -> FederatedData:
-    """Return the data of clients given one by one, each a pytree of arrays of its own length.
+    """Collect the data of clients given one by one, each a pytree of arrays of its own length.
 
     Args:
         lower: each client's lower samples.
         upper: each client's upper samples.
         batch_size: as in `federate`.
         p: as in `federate`.
-        ids: the clients' numbers, where these are some of a federation's; 0, 1, ... by default.
+        ids: the clients' numbers, if these are only some of a federation's; 0, 1, ... by default.
 
     Returns:
         The federated data.
@@ -175,6 +175,17 @@ def from_clients(
         raise UserError("Give at least one client's lower and upper samples.")
     (lower_all, lower_rows), (upper_all, upper_rows) = _concatenate(lower), _concatenate(upper)
     return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p, ids)
+
+
+def pooled(loss: Loss, part: Split, p: np.ndarray) -> Callable[[PyTree, PyTree], jax.Array]:
+    """Return (x, y) -> sum_i p_i loss_i(x, y) over all samples of all clients."""
+
+    def total(x: PyTree, y: PyTree) -> jax.Array:
+        one = jax.checkpoint(lambda i: evaluate(loss, x, y, part.full(i)))
+        losses = jax.lax.map(one, jnp.arange(len(p)))
+        return jnp.asarray(p, losses.dtype) @ losses
+
+    return total
 
 
 def _assemble(
@@ -204,7 +215,7 @@ def _assemble(
 def _split(
     samples: PyTree, parts: Sequence[np.ndarray], batch_size: int | None, name: str
 ) -> Split:
-    """Return a `Split` of the given rows, after a check that nobody is empty-handed."""
+    """Return a `Split` of the given rows, after a check that every client has some."""
     count = np.array([len(part) for part in parts], np.int32)
     if (count == 0).any():
         empty = int(np.argmin(count))

@@ -1,7 +1,7 @@
-"""The gate before aggregation: what a reply must be like to count.
+"""The gate before aggregation: the rules that a reply must satisfy to count.
 
-Every engine applies the same rules. A reply that breaks one is left out and written down with its
-client and the reason; those left are weighed again. A weight never comes from a client.
+Every engine applies the same rules. A reply that breaks one is left out and recorded with its
+client and the reason; the others are reweighted. A weight never comes from a client.
 """
 
 from collections import Counter
@@ -12,17 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.config.messages import brief
+from simfbo.core.exchange import Reason, Refusal, Request
 from simfbo.core.problem import PyTree
+from simfbo.core.trees import names
+from simfbo.errors import brief
 
 
 class Gate(NamedTuple):
-    """The rules that can be set.
+    """The rules that a reply must satisfy to count, as far as they can be set.
 
     Attributes:
-        max_norm: the largest norm of a message, all its arrays together; None for any finite one.
-        min_replies: the fewest replies an exchange needs; with less the run ends.
-        open: let everything pass, where another gate comes later.
+        max_norm: the largest norm of a message, over all its arrays; None for any finite norm.
+        min_replies: the fewest replies that an exchange needs; with fewer the run ends.
+        open: let everything pass, because another gate follows.
     """
 
     max_norm: float | None = None
@@ -30,53 +32,28 @@ class Gate(NamedTuple):
     open: bool = False
 
 
-class Asked(NamedTuple):
-    """What was asked in one exchange.
-
-    Attributes:
-        number: of the exchange, counted from 1.
-        work: the name of the work.
-        ids: the clients asked, ascending; one that is drawn twice stands here twice.
-        like: a message as it should be; its leaves may be abstract.
-    """
-
-    number: int
-    work: str
-    ids: np.ndarray
-    like: PyTree
-
-
 class Reply(NamedTuple):
-    """What arrives from a client: nothing in it is trusted.
+    """What arrives from a client; nothing in it is trusted.
 
     Attributes:
         client: who sends it.
         exchange: the number of the exchange it answers.
         arrays: the message, an array per leaf, by `names`.
-        repeat: which of the client's draws it answers, where a cohort holds it several times.
+        repeat: which of the client's draws it answers, where a cohort holds the client twice.
     """
 
-    client: Any
-    exchange: Any
-    arrays: Any
-    repeat: Any = 0
-
-
-class Refusal(NamedTuple):
-    """A reply that does not count: in which exchange, to which work, whose, and why."""
-
-    exchange: int
-    work: str
-    client: int | None
-    reason: str
+    client: object
+    exchange: object
+    arrays: object
+    repeat: object = 0
 
 
 class Admitted(NamedTuple):
     """What passed the gate.
 
     Attributes:
-        messages: by place in the cohort; None where no reply counts.
-        squares: squared norms, by place and leaf; zero where there was nothing to measure.
+        messages: by position in the cohort; None where no reply counts.
+        squares: squared norms, by position and leaf; zero where there was nothing to measure.
         refusals: what did not pass.
     """
 
@@ -85,70 +62,58 @@ class Admitted(NamedTuple):
     refusals: list[Refusal]
 
 
-NO_REPLY = "did not reply"
-AT_THE_LIMIT = "sent a message of just the largest norm"  # compiled sums round in another way
-Sender = tuple[int, int] | None  # client and repeat; None where they cannot be told
+Sender = tuple[int, int] | None  # client and repeat; None where they are unknown
+Finding = tuple[Reason, str]  # why a reply does not count, and the same in words
 
 
-def admit(replies: Sequence[Any], asked: Asked, gate: Gate) -> Admitted:
+def admit(replies: Sequence[Any], request: Request, gate: Gate) -> Admitted:
     """Return the messages that count, in the order of the cohort whatever the order of arrival.
 
     Args:
         replies: whatever arrived.
-        asked: what was asked, and of whom.
+        request: what the cohort was sent.
         gate: the rules.
 
     Returns:
-        The messages by place, and the refusals.
+        The messages by position, and the refusals.
 
     Example:
-        >>> asked = Asked(1, "work", np.array([3, 8]), {"y": np.zeros(2, "float32")})
+        >>> request = Request(1, "step", np.array([3, 8]), {"y": np.zeros(2, "float32")})
         >>> fine = {"['y']": np.ones(2, "float32")}
-        >>> admitted = admit([Reply(8, 1, fine), Reply(9, 1, fine)], asked, Gate())
+        >>> admitted = admit([Reply(8, 1, fine), Reply(9, 1, fine)], request, Gate())
         >>> admitted.messages
         [None, {'y': array([1., 1.], dtype=float32)}]
-        >>> [(refusal.client, refusal.reason) for refusal in admitted.refusals]
+        >>> [(refusal.client, refusal.text) for refusal in admitted.refusals]
         [(9, 'was not asked'), (3, 'did not reply')]
     """
-    places: dict[Sender, int] = {place: j for j, place in enumerate(_places(asked.ids))}
-    senders = Counter(_sender(reply) for reply in replies if _is_timely(reply, asked))
-    messages: list[Any] = [None] * len(asked.ids)
-    squares = np.zeros((len(asked.ids), len(names(asked.like))))
-    refused: list[tuple[int | None, str]] = []
-    silent = dict(places)
+    positions: dict[Sender, int] = {sender: j for j, sender in enumerate(_senders(request.ids))}
+    counts = Counter(_sender(reply) for reply in replies if _is_timely(reply, request))
+    messages: list[Any] = [None] * len(request.ids)
+    squares = np.zeros((len(request.ids), len(names(request.like))))
+    refused: list[tuple[int | None, Finding]] = []
+    silent = dict(positions)
     for reply in replies:
-        place = places.get(_sender(reply))
-        reason = _stray(reply, asked, place, senders)
-        if reason is None and place is not None:
-            reason = mismatch(reply.arrays, asked.like)
-            if reason is None:
-                message = _rebuilt(reply.arrays, asked.like)
-                squares[place] = np.asarray(squared_norms(message))
-                reason = too_large(squares[place], names(asked.like), gate)
-                messages[place] = message if reason is None else None
-        if place is not None and _is_timely(reply, asked):
+        position = positions.get(_sender(reply))
+        finding = _stray(reply, request, position, counts)
+        if finding is None and position is not None:
+            if wrong := mismatch(reply.arrays, request.like):
+                finding = Reason.MALFORMED, wrong
+            else:
+                message = _rebuilt(reply.arrays, request.like)
+                squares[position] = np.asarray(squared_norms(message))
+                finding = too_large(squares[position], names(request.like), gate)
+                messages[position] = message if finding is None else None
+        if position is not None and _is_timely(reply, request):
             silent.pop(_sender(reply), None)
-        if reason is not None:
-            refused.append((_client(reply), reason))
-    order = sorted(refused, key=lambda pair: (-1 if pair[0] is None else pair[0], pair[1]))
-    order += [(sender[0], NO_REPLY) for sender in silent if sender is not None]
-    return Admitted(messages, squares, [Refusal(asked.number, asked.work, *one) for one in order])
-
-
-def names(message: PyTree) -> list[str]:
-    """Return the names of a message's arrays on the wire.
-
-    Example:
-        >>> from simfbo.core.problem import Point
-        >>> names(Point(x={"w": 1.0}, y=2.0))
-        [".x['w']", '.y']
-    """
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(message)]
-
-
-def as_arrays(message: PyTree) -> dict[str, np.ndarray]:
-    """Return a message as it travels: arrays by name."""
-    return dict(zip(names(message), map(np.asarray, jax.tree.leaves(message)), strict=True))
+        if finding is not None:
+            refused.append((_client(reply), finding))
+    order = sorted(refused, key=lambda pair: (-1 if pair[0] is None else pair[0], pair[1][1]))
+    missing = Reason.NO_REPLY, Reason.NO_REPLY.text
+    order += [(sender[0], missing) for sender in silent if sender is not None]
+    refusals = [
+        Refusal(request.number, request.client_step, client, *finding) for client, finding in order
+    ]
+    return Admitted(messages, squares, refusals)
 
 
 def squared_norms(message: PyTree) -> jax.Array:
@@ -167,17 +132,19 @@ def within(squares: jax.Array, gate: Gate) -> jax.Array:
     return jnp.isfinite(total) & (jnp.sqrt(total) <= limit)
 
 
-def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> str | None:
+def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding | None:
     """Return why a message of these squared norms does not pass; None where it does."""
     if bool(within(jnp.asarray(squares, float), gate)):
         return None
     for name, square in zip(leaves, squares, strict=True):
         if not np.isfinite(square):
-            return f"sent {name or 'a message'} that is not finite, or too large to measure"
-    return f"sent a message of norm {np.sqrt(squares.sum()):.3g}, the limit is {gate.max_norm:g}"
+            text = f"sent {name or 'a message'} that is not finite, or too large to measure"
+            return Reason.NOT_FINITE, text
+    norm = f"sent a message of norm {np.sqrt(squares.sum()):.3g}"
+    return Reason.TOO_LARGE, f"{norm}, the limit is {gate.max_norm:g}"
 
 
-def mismatch(arrays: Any, like: PyTree) -> str | None:
+def mismatch(arrays: object, like: PyTree) -> str | None:
     """Return how a reply's arrays differ in kind from what was asked for; None where not."""
     expected = dict(zip(names(like), jax.tree.leaves(like), strict=True))
     if not isinstance(arrays, dict):
@@ -207,45 +174,52 @@ def occurrences(ids: np.ndarray) -> np.ndarray:
     return (np.arange(len(ids)) - np.searchsorted(ids, ids)).astype(np.int32)
 
 
-def _stray(reply: Any, asked: Asked, place: int | None, senders: Counter[Sender]) -> str | None:
-    """Return why a reply has no place in this exchange; None where it has."""
+def _stray(
+    reply: object, request: Request, position: int | None, counts: Counter[Sender]
+) -> Finding | None:
+    """Return why a reply does not belong to this exchange; None where it does."""
     if not isinstance(reply, Reply):
-        return f"sent a {type(reply).__name__}, which is no reply"
-    if place is None:
-        return "was not asked"
-    if not _is_timely(reply, asked):
-        return f"answered exchange {brief(reply.exchange)}, not {asked.number}"
-    # Which of them came first must not matter, so none counts.
-    return "replied more than once" if senders[_sender(reply)] > 1 else None
+        return Reason.MALFORMED, f"sent a {type(reply).__name__}, which is no reply"
+    if position is None:
+        return Reason.NOT_REQUESTED, Reason.NOT_REQUESTED.text
+    if not _is_timely(reply, request):
+        number = f"answered exchange {brief(reply.exchange)}, not {request.number}"
+        return Reason.WRONG_EXCHANGE, number
+    # Which of them arrived first must not matter, so all are discarded.
+    return (Reason.DUPLICATE, Reason.DUPLICATE.text) if counts[_sender(reply)] > 1 else None
 
 
-def _is_timely(reply: Any, asked: Asked) -> bool:
+def _is_timely(reply: object, request: Request) -> bool:
     """Return whether a reply says that it answers this exchange."""
-    return isinstance(reply, Reply) and _is_whole(reply.exchange) and reply.exchange == asked.number
+    return isinstance(reply, Reply) and _whole(reply.exchange) == request.number
 
 
-def _client(reply: Any) -> int | None:
-    """Return who sent a reply, as far as that can be told."""
-    return int(reply.client) if isinstance(reply, Reply) and _is_whole(reply.client) else None
+def _client(reply: object) -> int | None:
+    """Return who sent a reply, as far as it says."""
+    return _whole(reply.client) if isinstance(reply, Reply) else None
 
 
-def _sender(reply: Any) -> Sender:
-    """Return client and repeat of a reply, as far as they can be told."""
-    client = _client(reply)
-    return None if client is None or not _is_whole(reply.repeat) else (client, int(reply.repeat))
+def _sender(reply: object) -> Sender:
+    """Return client and repeat of a reply, as far as it says."""
+    if not isinstance(reply, Reply):
+        return None
+    client, repeat = _whole(reply.client), _whole(reply.repeat)
+    return None if client is None or repeat is None else (client, repeat)
 
 
-def _is_whole(value: Any) -> bool:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole and abs(int(value)) < 2**63
+def _whole(value: object) -> int | None:
+    """Return an untrusted value as a whole number; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    return int(value) if abs(int(value)) < 2**63 else None
 
 
-def _places(ids: np.ndarray) -> list[Sender]:
-    """Return client and repeat at every place of a cohort."""
+def _senders(ids: np.ndarray) -> list[Sender]:
+    """Return client and repeat at every position of a cohort."""
     return list(zip(ids.tolist(), occurrences(ids).tolist(), strict=True))
 
 
-def _rebuilt(arrays: dict[str, Any], like: PyTree) -> Any:
+def _rebuilt(arrays: dict[str, Any], like: PyTree) -> PyTree:
     """Return the message that the arrays make up."""
     leaves = [np.asarray(arrays[name]) for name in names(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

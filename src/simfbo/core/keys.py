@@ -1,28 +1,67 @@
-"""Random draws on the host, keyed by JAX keys.
+"""Random draws on the host, each with a purpose of its own.
 
-One key serves a whole exchange: the server's draws differ by purpose and come from another
-generator than the clients', who fold their id into it.
-
-Whatever a server decides (who takes part, how much work each does) is drawn here: a full
-permutation of 10,000 clients costs milliseconds inside jit and nothing on the host.
+Every draw is keyed by (seed, round, client, step, purpose), so results do not depend on order, on
+the engine or on which clients dropped out. What the server decides (who takes part, how much each
+client does) is drawn here rather than inside jit: a full permutation of 10,000 clients costs
+milliseconds there and nothing on the host.
 """
 
 import os
+from enum import IntEnum, unique
 
 import jax
 import numpy as np
 
+from simfbo.core.problem import Scalar
+
 _key_data = jax.jit(jax.random.key_data)
 
 
-def host_rng(key: jax.Array, purpose: int) -> np.random.Generator:
-    """Return a NumPy generator that depends on nothing but `key` and `purpose`."""
+@unique
+class Purpose(IntEnum):
+    """What a random draw is for. Committed results depend on these numbers: never reuse one."""
+
+    COHORT = 1
+    LOCAL_STEPS = 2
+    PARTITION = 3
+    LEVELS = 4
+    COEFFICIENTS = 5
+    SCATTER = 6
+    SERIES_LENGTH = 7
+    LANCZOS_START = 8
+    EVALUATION_ROWS = 9
+    SYNTHETIC = 10
+    HELD_OUT = 11
+    FOLDS = 12
+    WRONG_LABELS = 13
+    TRUST_NETWORK = 14
+    CLEAN_ROWS = 15
+    LONG_TAIL = 16
+    ROTATED = 17
+    CHAINS = 18
+    TRUSTED_ROWS = 19
+    DROP_OUT = 20
+    NOISE = 2**31 + 11  # folded into keys, where no client and no step has such a number
+
+
+def host_rng(key: jax.Array, purpose: Purpose) -> np.random.Generator:
+    """Return a NumPy generator that depends only on `key` and `purpose`."""
     words = np.asarray(_key_data(key)).tolist()
-    return np.random.default_rng([purpose, *words])
+    return np.random.default_rng([int(purpose), *words])
+
+
+def seed_rng(seed: int, purpose: Purpose) -> np.random.Generator:
+    """Return a NumPy generator that depends only on `seed` and `purpose`."""
+    return np.random.default_rng([int(purpose), seed])
+
+
+def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
+    """Return a client's key: it depends on the exchange and the client, never on who else came."""
+    return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
 
 
 def secret_key() -> jax.Array:
-    """Return a key that nobody else can draw again, from the system's own randomness."""
+    """Return a key from the operating system's randomness, which nobody can reproduce."""
     like = jax.random.key_data(jax.random.key(0))
     words = np.frombuffer(os.urandom(like.nbytes), np.uint32)
     return jax.random.wrap_key_data(jax.numpy.asarray(words))

@@ -1,4 +1,4 @@
-"""Local work: how many steps tau_i each client takes, and how they count.
+"""Local work: how many steps tau_i each client takes, and how each step is weighted.
 
 A client's steps follow a linear recursion. With direction d_k at step k and coefficient c_k,
 
@@ -13,22 +13,45 @@ a_k = (1 - m^(tau-k)) / (1-m). The path is the true one of the local optimiser, 
 and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with the paper's own path.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from simfbo.core.keys import host_rng
+from simfbo.core.keys import Purpose, host_rng, seed_rng
 from simfbo.errors import UserError
 
-_PURPOSE = 2
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = [
+    "LocalPlan",
+    "LocalRule",
+    "LocalWork",
+    "coefficients",
+    "constant",
+    "effective",
+    "fixed",
+    "momentum",
+    "proximal",
+    "sgd",
+    "uniform",
+]
 
 
 class LocalRule(NamedTuple):
-    """A local optimiser: plain SGD unless one of its parts is set."""
+    """A local optimiser. Make one with `sgd`, `proximal`, `momentum` or `coefficients`.
+
+    Attributes:
+        keep: how much of q is kept at each step; 1 - alpha with a proximal term.
+        momentum: the momentum within a round.
+        steps: c_k, where they are not all one.
+    """
 
     keep: float = 1.0
     momentum: float = 0.0
@@ -36,14 +59,16 @@ class LocalRule(NamedTuple):
 
 
 def sgd() -> LocalRule:
-    """Return plain gradient steps, a_k = 1."""
+    """Plain gradient steps, a_k = 1."""
     return LocalRule()
 
 
 def proximal(alpha: float) -> LocalRule:
-    """Return steps pulled back to the round's start by `alpha` each, a_k = (1-alpha)^(tau-1-k).
+    """Gradient steps with a proximal term, a_k = (1-alpha)^(tau-1-k).
 
-    For a proximal term mu/2 ||x - x_start||^2 and step size eta, alpha = eta mu.
+    Args:
+        alpha: how far each step is pulled back to the start of the round; eta mu for a proximal
+            term mu/2 ||x - x_start||^2 and step size eta.
     """
     if not 0 <= alpha < 1:
         raise UserError(f"The proximal alpha must lie in [0, 1), got {alpha}.")
@@ -51,14 +76,14 @@ def proximal(alpha: float) -> LocalRule:
 
 
 def momentum(m: float) -> LocalRule:
-    """Return heavy-ball momentum within a round, a_k = (1 - m^(tau-k)) / (1-m)."""
+    """Heavy-ball momentum within a round, a_k = (1 - m^(tau-k)) / (1-m)."""
     if not 0 <= m < 1:
         raise UserError(f"The momentum must lie in [0, 1), got {m}.")
     return LocalRule(momentum=m)
 
 
 def coefficients(steps: Sequence[float]) -> LocalRule:
-    """Return the paper's own update: step k has size a_k eta, with the given a_k."""
+    """The SimFBO paper's own update: step k has size a_k eta, with the given a_k."""
     if not len(steps) or min(steps) <= 0:
         raise UserError("Local coefficients must be positive numbers, one per step.")
     return LocalRule(steps=tuple(map(float, steps)))
@@ -68,8 +93,8 @@ def coefficients(steps: Sequence[float]) -> LocalRule:
     jax.tree_util.register_dataclass, data_fields=["tau", "steps", "norm"], meta_fields=["rule"]
 )
 @dataclass(frozen=True)
-class Coefs:
-    """How much a client works: of all clients (a leading axis), or of one.
+class LocalPlan:
+    """How much local work is done: by all clients (with a leading axis), or by one.
 
     Attributes:
         tau: number of local steps.
@@ -78,18 +103,18 @@ class Coefs:
         rule: the local optimiser.
     """
 
-    tau: Any
-    steps: Any
-    norm: Any
+    tau: Int[Any, "*clients"]
+    steps: Float[Any, "*clients most"]
+    norm: Float[Any, "*clients"]
     rule: LocalRule
 
-    def __getitem__(self, clients: Any) -> "Coefs":
-        return Coefs(self.tau[clients], self.steps[clients], self.norm[clients], self.rule)
+    def __getitem__(self, clients: Any) -> LocalPlan:
+        return LocalPlan(self.tau[clients], self.steps[clients], self.norm[clients], self.rule)
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """A plan (key, n) -> Coefs of all n clients.
+    """Who does how much: a function (key, n) -> `LocalPlan` of all n clients.
 
     Make one with `constant`, `fixed` or `uniform`.
 
@@ -97,8 +122,8 @@ class LocalWork:
         draw: (key, n) -> tau of every client.
         tau_max: the largest tau that can be drawn.
         rule: the local optimiser.
-        assigned: whether the server gives out the tau_i, and so knows everyone's in advance.
-            Otherwise it learns ||a_i||_1 only from those who reply.
+        assigned: whether the server assigns the tau_i, and so knows all of them in advance.
+            Otherwise it learns ||a_i||_1 only from the clients that reply.
     """
 
     draw: Callable[[jax.Array, int], np.ndarray]
@@ -115,13 +140,13 @@ class LocalWork:
                 "steps: give one per step."
             )
 
-    def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> Coefs:
-        """Return the coefficients of all n clients, or of some, for the exchange of `key`."""
+    def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
+        """Return the plan of all n clients, or of some, for the exchange of `key`."""
         tau = np.asarray(self.draw(key, n), np.int32)[clients]
         if tau.min() < 1 or tau.max() > self.tau_max:
             raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
         steps, norms = _tables(self.rule, self.tau_max)
-        return Coefs(tau, steps[tau], norms[tau], self.rule)
+        return LocalPlan(tau, steps[tau], norms[tau], self.rule)
 
 
 @lru_cache
@@ -160,12 +185,12 @@ def effective(rule: LocalRule, tau: int) -> np.ndarray:
 
 
 def constant(tau: int, rule: LocalRule = LocalRule()) -> LocalWork:
-    """Return the plan in which every client takes `tau` steps."""
+    """Every client takes `tau` local steps."""
     return LocalWork(lambda key, n: np.full(n, tau), tau, rule)
 
 
 def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = True) -> LocalWork:
-    """Return the plan in which client i takes `taus[i]` steps in every round."""
+    """Client i takes `taus[i]` local steps in every round."""
     table = np.asarray(taus)
     if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
         raise UserError("Give one whole number of local steps per client, each at least 1.")
@@ -187,24 +212,25 @@ def uniform(
     seed: int = 0,
     assigned: bool = True,
 ) -> LocalWork:
-    """Return the plan with tau_i uniform in {low..high}.
+    """Client i takes tau_i local steps, drawn uniformly from {low..high}.
 
     Args:
         low: the fewest steps.
         high: the most steps.
         rule: the local optimiser.
-        every_round: draw tau_i again every round; otherwise once for the run, by `seed`.
-        seed: of the one draw.
+        every_round: draw tau_i again in every round; by default once per run, from `seed`.
+        seed: of the draw once per run.
         assigned: see `LocalWork`.
-
-    Returns:
-        The plan.
     """
     if not 1 <= low <= high:
         raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
 
     def draw(key: jax.Array, n: int) -> np.ndarray:
-        rng = host_rng(key, _PURPOSE) if every_round else np.random.default_rng([_PURPOSE, seed])
+        rng = (
+            host_rng(key, Purpose.LOCAL_STEPS)
+            if every_round
+            else seed_rng(seed, Purpose.LOCAL_STEPS)
+        )
         return rng.integers(low, high + 1, n)
 
     return LocalWork(draw, high, rule, assigned)

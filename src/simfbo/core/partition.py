@@ -4,32 +4,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simfbo.core.keys import Purpose, seed_rng
 from simfbo.errors import UserError
+
+__all__ = ["by_user", "dirichlet", "halve", "iid", "shards"]
 
 Rows = list[np.ndarray]
 
-# Purposes, so that one seed gives independent draws for each; 1 and 2 are the server's.
-_DEAL, _HALVE = 3, 4
-
 
 def iid(samples: int, clients: int, seed: int = 0) -> Rows:
-    """Return the samples dealt at random, as evenly as they go.
+    """Deal the samples at random, as evenly as possible.
 
     Example:
         >>> [len(rows) for rows in iid(samples=10, clients=3)]
         [4, 3, 3]
     """
     _enough(samples, clients)
-    return np.array_split(np.random.default_rng([_DEAL, seed]).permutation(samples), clients)
+    return np.array_split(seed_rng(seed, Purpose.PARTITION).permutation(samples), clients)
 
 
 def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0) -> Rows:
-    """Return label shards: samples sorted by label, cut into equal shards, `per_client` each.
+    """Sort the samples by label, cut them into equal shards, and deal `per_client` to each client.
 
     McMahan et al. (2017): with two shards most clients see two labels.
     """
     _enough(len(labels), clients * per_client)
-    rng = np.random.default_rng([_DEAL, seed])
+    rng = seed_rng(seed, Purpose.PARTITION)
     cuts = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
     deal = rng.permutation(len(cuts)).reshape(clients, per_client)
     return [np.concatenate([cuts[shard] for shard in hand]) for hand in deal]
@@ -38,15 +38,16 @@ def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0)
 def dirichlet(
     labels: np.ndarray, clients: int, alpha: float = 0.5, minimum: int = 2, seed: int = 0
 ) -> Rows:
-    """Return clients whose label shares are drawn from a Dirichlet distribution.
+    """Draw the clients' shares of every label from a Dirichlet distribution.
 
-    Hsu et al. (2019): every label's samples are dealt in proportions ~ Dir(alpha); a small alpha
-    gives clients of few labels and unequal sizes. Drawn again until everyone has `minimum` samples.
+    Hsu et al. (2019): the samples of each label are dealt in proportions ~ Dir(alpha). A small
+    alpha gives clients with few labels and unequal sizes. The draw is repeated until every client
+    has `minimum` samples.
     """
     _enough(len(labels), clients * minimum)
     if alpha <= 0:
         raise UserError(f"The Dirichlet alpha must be positive, got {alpha}.")
-    rng = np.random.default_rng([_DEAL, seed])
+    rng = seed_rng(seed, Purpose.PARTITION)
     for _ in range(100):
         rows = _dirichlet_once(labels, clients, alpha, rng)
         if min(map(len, rows)) >= minimum:
@@ -57,8 +58,8 @@ def dirichlet(
     )
 
 
-def by_user(users: Sequence | np.ndarray) -> Rows:
-    """Return one client per distinct user id, in the order of the sorted ids.
+def by_user(users: Sequence[object] | np.ndarray) -> Rows:
+    """Make every distinct user id a client, in the order of the sorted ids.
 
     Example:
         >>> [rows.tolist() for rows in by_user(["ann", "bob", "ann"])]
@@ -70,7 +71,7 @@ def by_user(users: Sequence | np.ndarray) -> Rows:
 
 
 def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
-    """Return every client's rows parted at random into (lower, upper), at least one in each.
+    """Split every client's rows at random into (lower, upper), at least one in each.
 
     Args:
         parts: each client's rows.
@@ -84,7 +85,7 @@ def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
         raise UserError(f"The upper share must lie between 0 and 1, got {upper}.")
     if min(map(len, parts)) < 2:
         raise UserError("Every client needs two samples, one for each level: use fewer clients.")
-    rng = np.random.default_rng([_HALVE, seed])
+    rng = seed_rng(seed, Purpose.LEVELS)
     mixed = [rng.permutation(part) for part in parts]
     cuts = [int(np.clip(round(len(part) * upper), 1, len(part) - 1)) for part in parts]
     return (

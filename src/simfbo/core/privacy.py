@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipped messages, Gaussian noise, and what they guarantee.
+"""Differential privacy of clients: clipped messages, Gaussian noise, and the guarantee.
 
 Every client's part in a sum is scaled down to a norm of at most C, channel by channel, and noise of
 standard deviation z C times a weight is added: to the sum by the server, or by each client to its
@@ -7,6 +7,7 @@ own message. docs/explanation-privacy.md says what this protects, from whom, and
 
 import functools
 import math
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,96 +15,84 @@ import jax.numpy as jnp
 
 from simfbo.core import trees
 from simfbo.core.aggregation import CHANNELS, channel
-from simfbo.core.federation import Algorithm, Client, ClientWork, Federation
-from simfbo.core.keys import secret_key
-from simfbo.core.problem import PyTree
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Verb, View
+from simfbo.core.keys import Purpose, secret_key
+from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
-from simfbo.core.views import Verb, View
-from simfbo.errors import UserError
+from simfbo.errors import UserError, require
 
-_NOISE = 2**31 + 11  # purpose of a key: noise; no client and no step has such a number
-
-
-class Channels(NamedTuple):
-    """A number for each channel."""
-
-    x: float = 1.0
-    y: float = 1.0
-    v: float = 1.0
+__all__ = ["Privacy", "epsilon", "private"]
 
 
 class Privacy(NamedTuple):
-    """Clipping and noise.
+    """How messages are clipped, and how much noise is added.
 
     Attributes:
         clip: C, the largest norm of a client's message, by channel.
-        noise: z, the noise multiplier: noise has standard deviation z C times the largest weight
-            that any client can have in the sum, drawn or not.
-        where: who adds the noise. The server, to the sum: it is trusted with the messages. Or every
-            client, to its own message: nobody else ever sees it clean, and the sum of P of them is
-            about sqrt(P) times as noisy.
+        noise: z, the noise multiplier, by channel: the noise has standard deviation z C times the
+            largest weight that any client, sampled or not, can have in the sum.
+        where: who adds the noise: "server", to the sum, if the server is trusted with the messages;
+            "client", to its own message, which then nobody else ever sees without noise. The sum of
+            P such messages is about sqrt(P) times as noisy.
     """
 
-    clip: Channels = Channels()
-    noise: Channels = Channels()
+    clip: Point[float] = Point(1.0, 1.0, 1.0)
+    noise: Point[float] = Point(1.0, 1.0, 1.0)
     where: Literal["server", "client"] = "server"
 
 
 def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """Return the algorithm with its messages clipped and noise added to them.
+    """Clip the messages of an algorithm and add noise to them.
 
-    The clipping is part of the client's work, so it happens wherever that runs. Messages must name
+    Clipping is part of the client step, so it happens wherever that runs. Messages must name
     their channels (`Point(y=...)`); a single number outside them, as ShroFBO's ||a_i||_1, is taken
     to depend on no data and stays as it is.
 
     Args:
-        algorithm: any.
-        privacy: how.
+        algorithm: one with a single exchange per cohort; single messages cannot be gathered.
+        privacy: how to clip, and how much noise to add.
 
     Returns:
         The private algorithm, under the same name.
 
     Example:
-        >>> from simfbo import Steps, simfbo
+        >>> from simfbo.algorithms import simfbo
         >>> from simfbo.tasks import quadratic
-        >>> method = simfbo(quadratic().problem, Steps(y=0.2, v=0.1, x=0.05))
-        >>> private(method, Privacy(clip=Channels(x=0.5))).name
+        >>> method = simfbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1))
+        >>> private(method, Privacy(clip=Point(x=0.5, y=1.0, v=1.0))).name
         'SimFBO'
     """
     _require_positive(privacy)
-    works = {work: _protected(work, privacy) for work in algorithm.works}
+    steps = {step: _protected(step, privacy) for step in algorithm.client_steps}
 
-    def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-        return algorithm.round(state, View(federation, _verb(federation, works, privacy)), key)
+    def round(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
+        view = View(federation, _private_sum(federation, steps, privacy), _refuse)
+        return algorithm.round(state, view, key)
 
-    return algorithm._replace(round=round, works=tuple(works.values()))
+    return algorithm._replace(round=round, client_steps=tuple(steps.values()))
 
 
 def epsilon(
-    exchanges: int, clients: int, cohort: int, noise: Channels, delta: float = 1e-5
+    exchanges: int, clients: int, cohort: int, noise: Point[float], delta: float = 1e-5
 ) -> float:
-    """Return epsilon of (epsilon, delta)-differential privacy of a client after some exchanges.
+    """Compute epsilon of (epsilon, delta)-differential privacy of a client after some exchanges.
 
     Neighbouring federations differ in one client's data, so the sum can change by 2 C times a
-    weight. Cohorts are drawn without replacement, one for every exchange, all three channels are
-    released, and everything sent down until then is seen. Renyi accountant of dp-accounting
+    weight. Cohorts are sampled without replacement, one for every exchange; all three channels are
+    released, and the adversary sees everything sent to clients. Renyi accountant of dp-accounting
     (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
 
     Args:
-        exchanges: how many.
+        exchanges: the number of exchanges.
         clients: n.
         cohort: P.
-        noise: z by channel.
-        delta: the probability with which the bound may fail; well below 1/n.
+        noise: z, by channel.
+        delta: the probability with which the bound may fail; choose it well below 1/n.
 
     Returns:
         epsilon.
     """
-    try:
-        import dp_accounting as dp
-        from dp_accounting import rdp
-    except ImportError:
-        raise UserError("Install dp-accounting for this: pip install 'simfbo[privacy]'.") from None
+    dp, rdp = require("dp_accounting", "privacy"), require("dp_accounting.rdp", "privacy")
     if not 0 < cohort <= clients or not min(noise) > 0 or not 0 < delta < 1:
         raise UserError("epsilon needs 0 < cohort <= clients, noise above 0 and 0 < delta < 1.")
     if exchanges < 1:
@@ -118,12 +107,12 @@ def epsilon(
     return float(accountant.get_epsilon(delta))
 
 
-def clip(message: PyTree, limits: Channels) -> Any:
-    """Return a message whose channels are scaled down to the given norms.
+def clip(message: PyTree, limits: Point[float]) -> PyTree:
+    """Scale down the channels of a message to the given norms.
 
     Example:
         >>> from simfbo.core.problem import Point
-        >>> clipped = clip(Point(x=jnp.array([3.0, 4.0]), y=jnp.array([0.1])), Channels())
+        >>> clipped = clip(Point(x=jnp.array([3.0, 4.0]), y=jnp.array([0.1])), Point(1.0, 1.0, 1.0))
         >>> [f"{number:.2f}" for number in (*clipped.x, *clipped.y)]
         ['0.60', '0.80', '0.10']
     """
@@ -133,7 +122,7 @@ def clip(message: PyTree, limits: Channels) -> Any:
             squares[name] += trees.squared_norm(leaf.astype(float))
     norms = {name: jnp.sqrt(square) for name, square in squares.items()}
 
-    def shrink(path: Any, leaf: Any) -> Any:
+    def shrink(path: Any, leaf: PyTree) -> PyTree:
         if (name := channel(path)) is None:
             _require_scalar(leaf)
             return leaf
@@ -143,22 +132,22 @@ def clip(message: PyTree, limits: Channels) -> Any:
     return jax.tree.map_with_path(shrink, message)
 
 
-def _require_scalar(leaf: Any) -> None:
+def _require_scalar(leaf: PyTree) -> None:
     """Raise if what belongs to no channel is more than a number."""
     if leaf.ndim:
         raise UserError(
             "A message can be protected only if it names its channels: return Point(x=..., y=..., "
-            "v=...) from the client's work."
+            "v=...) from the client step."
         )
 
 
-def noisy(message: PyTree, deviations: Channels, key: jax.Array) -> Any:
+def noisy(message: PyTree, deviations: Point[float], key: jax.Array) -> PyTree:
     """Return a message with Gaussian noise of the given standard deviations on its channels."""
     leaves, structure = jax.tree.flatten(message)
     paths = [path for path, _ in jax.tree.leaves_with_path(message)]
-    keys = jax.random.split(jax.random.fold_in(key, _NOISE), len(leaves))
+    keys = jax.random.split(jax.random.fold_in(key, int(Purpose.NOISE)), len(leaves))
 
-    def add(leaf: Any, path: Any, key: jax.Array) -> Any:
+    def add(leaf: PyTree, path: Any, key: jax.Array) -> PyTree:
         if (name := channel(path)) is None:
             return leaf
         size = jnp.asarray(getattr(deviations, name), leaf.dtype)
@@ -167,12 +156,12 @@ def noisy(message: PyTree, deviations: Channels, key: jax.Array) -> Any:
     return jax.tree.unflatten(structure, list(map(add, leaves, paths, keys)))
 
 
-def _protected(work: ClientWork, privacy: Privacy) -> ClientWork:
-    """Return the work with its message clipped, and with noise where the client adds it."""
+def _protected(client_step: ClientStep, privacy: Privacy) -> ClientStep:
+    """Return the client step with its message clipped, and with noise where the client adds it."""
 
-    @functools.wraps(work)
-    def protected(payload: PyTree, client: Client) -> Any:
-        message = clip(jax.tree.map(jnp.asarray, work(payload, client)), privacy.clip)
+    @functools.wraps(client_step)
+    def protected(payload: PyTree, client: Client) -> PyTree:
+        message = clip(jax.tree.map(jnp.asarray, client_step(payload, client)), privacy.clip)
         if privacy.where == "server":
             return message
         return noisy(message, deviations(privacy, 1.0), client.key)
@@ -180,24 +169,30 @@ def _protected(work: ClientWork, privacy: Privacy) -> ClientWork:
     return protected
 
 
-def deviations(privacy: Privacy, weight: Any) -> Channels:
+def deviations(privacy: Privacy, weight: float) -> Point[float]:
     """Return the standard deviations z C times a weight."""
-    return Channels(*(z * c * weight for z, c in zip(privacy.noise, privacy.clip, strict=True)))
+    return Point(*(z * c * weight for z, c in zip(privacy.noise, privacy.clip, strict=True)))
 
 
-def _verb(federation: Federation, works: dict[ClientWork, ClientWork], privacy: Privacy) -> Verb:
-    """Return the verb that swaps in the protected works and adds the server's noise."""
+def _private_sum(
+    federation: Federation, protected: dict[ClientStep, ClientStep], privacy: Privacy
+) -> Verb:
+    """Return the sum of protected messages, with the server's noise where it adds it."""
 
-    def aggregate(work: ClientWork, payload: PyTree, cohort: Cohort, key: jax.Array) -> Any:
-        if cohort.weights.ndim > 1:
-            raise UserError("A method that looks at single messages cannot be made private.")
-        total = federation.aggregate(works[work], payload, cohort, key)
+    def private_sum(
+        client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Point[PyTree]
+    ) -> PyTree:
+        total = federation.sum(protected[client_step], payload, cohort, key, eta)
         if privacy.where == "client":
             return total
         source = secret_key() if federation.secret else key
         return _noisy(total, deviations(privacy, _largest_weight(federation, cohort)), source)
 
-    return aggregate
+    return private_sum
+
+
+def _refuse(*_: object) -> PyTree:
+    raise UserError("A method that looks at single messages cannot be made private.")
 
 
 def _largest_weight(federation: Federation, cohort: Cohort) -> float:
@@ -211,6 +206,10 @@ _noisy = jax.jit(noisy)
 
 
 def _require_positive(privacy: Privacy) -> None:
-    for number in (*privacy.clip, *privacy.noise):
-        if not 0 < number < float("inf"):
-            raise UserError(f"Clipping norms and noise multipliers must be positive, got {number}.")
+    numbers: tuple[object, ...] = (*privacy.clip, *privacy.noise)
+    for number in numbers:
+        if not isinstance(number, Real) or not 0 < number < float("inf"):
+            raise UserError(
+                "Give a positive clipping norm and noise multiplier for each of x, y and v, got "
+                f"{number}."
+            )

@@ -7,20 +7,24 @@ ever formed. The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 PyTree = Any
+T = TypeVar("T", covariant=True)
+Batches = tuple[PyTree, PyTree]
+Scalar = ArrayLike
 Loss = Callable[[PyTree, PyTree, PyTree], jax.Array]
 
 
 class BilevelProblem(NamedTuple):
     """Two losses `f(x, y, batch)` and `g(x, y, batch)`: pytrees in, a scalar out.
 
-    Both are means over the samples of the batch, plus terms that no sample enters. `lower` should
-    be strongly convex in y: add `lambda/2 ||y||^2` to it.
+    Both are means over the samples of the batch, plus terms that do not depend on any sample.
+    `lower` should be strongly convex in y: add `lambda/2 ||y||^2` to it.
 
     Attributes:
         upper: f, what x is chosen for, on the clients' upper (validation) data.
@@ -39,15 +43,24 @@ class BilevelProblem(NamedTuple):
     lower: Loss
 
 
-class Point(NamedTuple):
-    """A value for each of the three variables: an iterate, a direction or a change.
+class Point(NamedTuple, Generic[T]):
+    """One value for each of the three variables: an iterate, a direction, a step size, a rule.
 
-    A message names in this way what it carries; variables it leaves out are None.
+    A message names in this way what it carries; a variable that it leaves out is None.
+
+    Attributes:
+        x: for the upper variable.
+        y: for the lower variable.
+        v: for the solution of the linear system.
+
+    Example:
+        >>> Point(x=0.05, y=0.2)
+        Point(x=0.05, y=0.2, v=None)
     """
 
-    x: PyTree = None
-    y: PyTree = None
-    v: PyTree = None
+    x: T = None  # pyright: ignore[reportAssignmentType]
+    y: T = None  # pyright: ignore[reportAssignmentType]
+    v: T = None  # pyright: ignore[reportAssignmentType]
 
 
 class Weighted(NamedTuple):
@@ -112,8 +125,8 @@ def residual(
 
 def directions(
     problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, lower: PyTree, upper: PyTree
-) -> Point:
-    """Return SimFBO's three directions from one shared second-order pass.
+) -> Point[PyTree]:
+    """Compute SimFBO's three directions from one shared second-order pass.
 
         d_y = grad_y g,   d_v = grad^2_yy g v - grad_y f,   d_x = grad_x f - grad^2_xy g v
 
@@ -145,9 +158,15 @@ def directions(
 
 
 def independent_directions(
-    problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, zeta: PyTree, psi: tuple, xi: tuple
-) -> Point:
-    """Return the three directions, each from batches of its own, as the paper writes them.
+    problem: BilevelProblem,
+    x: PyTree,
+    y: PyTree,
+    v: PyTree,
+    zeta: PyTree,
+    psi: Batches,
+    xi: Batches,
+) -> Point[PyTree]:
+    """Compute the three directions, each from batches of its own, as the paper writes them.
 
     Args:
         problem: the two losses.

@@ -1,28 +1,37 @@
-"""Samplers: who takes part in a round, and with which weights.
+"""Samplers: which clients take part in a round, and with which weights.
 
 A sampler is a function (key, p) -> Cohort whose weights make every weighted sum unbiased:
 
     E sum_{i in C} w_i z_i = sum_i p_i z_i
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
-from simfbo.core.keys import host_rng
+from simfbo.core.keys import Purpose, host_rng
 from simfbo.errors import UserError
 
-_PURPOSE = 1
-_ABSENCE = 10
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Cohort", "drop_out", "everyone", "with_replacement", "without_replacement"]
 
 
 class Cohort(NamedTuple):
-    """The clients of a round, in ascending order, and the weight of each one's message."""
+    """The clients sampled for a round.
 
-    ids: np.ndarray
-    weights: np.ndarray
+    Attributes:
+        ids: their numbers, in ascending order.
+        weights: w_i, the weight of each client's message in a sum.
+    """
+
+    ids: Int[np.ndarray, " cohort"]
+    weights: Float[np.ndarray, " cohort"]
 
 
 Sampler = Callable[[jax.Array, np.ndarray], Cohort]
@@ -30,12 +39,12 @@ Absence = Callable[[jax.Array, np.ndarray], np.ndarray]
 
 
 def everyone() -> Sampler:
-    """Return the sampler that takes all clients, with weights p_i."""
+    """All clients, with weights p_i."""
     return lambda key, p: Cohort(np.arange(len(p), dtype=np.int32), p)
 
 
 def without_replacement(size: int) -> Sampler:
-    """Return the sampler of `size` distinct clients, with weights (n/P) p_i.
+    """P = `size` distinct clients, drawn uniformly, with weights (n/P) p_i.
 
     Variance of the weighted sum: (n-P)/(P(n-1)) times the clients' own; zero at P = n.
 
@@ -49,7 +58,7 @@ def without_replacement(size: int) -> Sampler:
 
 
 def with_replacement(size: int) -> Sampler:
-    """Return the sampler of `size` independent uniform draws, each with weight (n/P) p_i.
+    """P = `size` independent uniform draws, each with weight (n/P) p_i.
 
     Variance of the weighted sum: 1/P times the clients' own.
     """
@@ -57,20 +66,21 @@ def with_replacement(size: int) -> Sampler:
 
 
 def drop_out(rate: float) -> Absence:
-    """Return the rehearsal of drop-outs: each client asked fails to reply with this probability.
+    """Simulate drop-outs: each sampled client fails to reply with probability `rate`.
 
-    Whether one does depends on the exchange and the client, never on who else was asked.
+    Whether a client drops out depends on the exchange and the client, never on who else was
+    sampled. Pass the result as `absence` to an engine.
 
     Example:
         >>> import jax, numpy as np
         >>> drop_out(0.5)(jax.random.key(0), np.arange(4)).tolist()
-        [False, True, False, True]
+        [True, True, True, False]
     """
     if not 0 <= rate < 1:
         raise UserError(f"The rate of drop-outs must lie in [0, 1), got {rate}.")
 
     def absent(key: jax.Array, ids: np.ndarray) -> np.ndarray:
-        return host_rng(key, _ABSENCE).random(int(ids.max()) + 1)[ids] < rate
+        return host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids] < rate
 
     return absent
 
@@ -82,7 +92,7 @@ def _uniform(size: int, replace: bool) -> Sampler:
         n = len(p)
         if size < 1 or (size > n and not replace):
             raise UserError(f"A cohort of {size} cannot be drawn from {n} clients.")
-        ids = host_rng(key, _PURPOSE).choice(n, size, replace=replace)
+        ids = host_rng(key, Purpose.COHORT).choice(n, size, replace=replace)
         ids = np.sort(ids).astype(np.int32)
         return Cohort(ids, p[ids] * (n / size))
 

@@ -1,4 +1,4 @@
-"""Datasets: bundled digits, and images and tables with natural clients fetched on demand."""
+"""Datasets: bundled digits, and images and tables with natural clients, downloaded on demand."""
 
 import difflib
 from pathlib import Path
@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simfbo.datasets import cache, digits
-from simfbo.datasets.registry import DATASETS, Dataset
-from simfbo.datasets.table_registry import TABLE_SETS
+from simfbo.datasets.registry import IMAGE_SETS, TABLE_SETS, Dataset
 from simfbo.datasets.tables import TableData
-from simfbo.errors import UserError
+from simfbo.errors import UserError, plain
 
 __all__ = [
     "NAMES",
@@ -24,8 +23,10 @@ __all__ = [
     "status",
 ]
 
-NAMES = ("digits", *DATASETS)
+NAMES = ("digits", *IMAGE_SETS)
+"""The names of the image datasets, for `load`."""
 TABLES = tuple(TABLE_SETS)
+"""The names of the tables, for `load_table`."""
 
 
 class ImageData(NamedTuple):
@@ -36,7 +37,7 @@ class ImageData(NamedTuple):
         train_labels: Classes [N] from 0.
         test_images: As `train_images`.
         test_labels: As `train_labels`.
-        name: The name given to `load`.
+        name: The name passed to `load`.
     """
 
     train_images: NDArray[np.uint8]
@@ -47,14 +48,14 @@ class ImageData(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What is known of one dataset without fetching anything.
+    """The state of one dataset on this machine.
 
     Attributes:
-        name: The name given to `load` or `load_table`.
-        ready: Whether that would need no download; damaged files do not count.
+        name: The name to pass to `load` or `load_table`.
+        ready: Whether it can be loaded without a download; damaged files do not count.
         where: The folder that holds the files or would receive them.
         licence: The licence of the data.
-        package: The packages that carry it, in the order tried.
+        package: The packages that contain it, in the order tried.
     """
 
     name: str
@@ -65,36 +66,36 @@ class Status(NamedTuple):
 
 
 def load(name: str, data_dir: Path | None = None, offline: bool = False) -> ImageData:
-    """Return a dataset of images, from the data folder or else fetched into it.
+    """Load a dataset of images; download it to the data folder if it is not there.
 
     Args:
         name: One of `NAMES`.
-        data_dir: The data folder; by default SIMFBO_DATA_DIR or else the user's cache.
-        offline: Whether to fail rather than start a package client.
+        data_dir: The data folder; by default SIMFBO_DATA_DIR or the user's cache folder.
+        offline: Whether to raise rather than download.
 
     Raises:
-        UserError: If the name is unknown or the data cannot be had.
+        UserError: If the name is unknown or the data is not available.
     """
     if name == "digits":
         return ImageData(*digits.arrays(), name=name)
-    if name not in DATASETS:
+    if name not in IMAGE_SETS:
         kind = "dataset of images" if name in TABLES else "dataset"
         raise UserError(_unknown(name, kind, NAMES))
-    dataset = DATASETS[name]
+    dataset = IMAGE_SETS[name]
     files = cache.obtain(dataset, cache.root(data_dir), offline)
     return ImageData(*dataset.arrays(files), name=name)
 
 
 def load_table(name: str, data_dir: Path | None = None, offline: bool = False) -> TableData:
-    """Return a table, from the data folder or else fetched into it.
+    """Load a table; download it to the data folder if it is not there.
 
     Args:
         name: One of `TABLES`.
         data_dir: The data folder, as for `load`.
-        offline: Whether to fail rather than start a package client.
+        offline: Whether to raise rather than download.
 
     Raises:
-        UserError: If the name is unknown or the data cannot be had.
+        UserError: If the name is unknown or the data is not available.
     """
     if name not in TABLE_SETS:
         raise UserError(_unknown(name, "table", TABLES))
@@ -103,15 +104,15 @@ def load_table(name: str, data_dir: Path | None = None, offline: bool = False) -
 
 
 def status(data_dir: Path | None = None) -> tuple[Status, ...]:
-    """Return the status of every dataset, in the order of `NAMES` and then `TABLES`.
+    """Return the status of every dataset, in the order of `NAMES` and `TABLES`.
 
     Args:
         data_dir: The data folder, as for `load`.
     """
     folder = cache.root(data_dir)
     bundled = Status("digits", digits.available(), "scikit-learn", digits.LICENCE, digits.PACKAGE)
-    fetched = (*DATASETS.values(), *TABLE_SETS.values())
-    return bundled, *(_status(dataset, folder) for dataset in fetched)
+    others = (*IMAGE_SETS.values(), *TABLE_SETS.values())
+    return bundled, *(_status(dataset, folder) for dataset in others)
 
 
 def _status(dataset: Dataset[Any], folder: Path) -> Status:
@@ -123,9 +124,9 @@ def _status(dataset: Dataset[Any], folder: Path) -> Status:
 
 
 def _unknown(name: str, kind: str, names: tuple[str, ...]) -> str:
-    """Return the sentence for a name that is not of a kind, with the closest that is."""
-    # The name of a dataset of the other kind is no misspelling.
+    """Return the message for an unknown name, with the closest known one."""
+    # The name of a dataset of the other kind is not a misspelling.
     misspelt = name not in NAMES + TABLES
     close = difflib.get_close_matches(name.lower(), names, n=1) if misspelt else []
-    hint = f"use '{close[0]}', or another of " if close else "use one of "
-    return f"There is no {kind} '{name}': {hint}{', '.join(names)}."
+    hint = f". Did you mean '{close[0]}'?" if close else f": use one of {', '.join(names)}."
+    return f"Unknown {kind} '{plain(name)}'{hint}"

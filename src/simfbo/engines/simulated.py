@@ -8,48 +8,45 @@ every small product between them. Measured in docs/explanation-performance.md.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
-from typing import Any, final
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core import trees
-from simfbo.core.data import ClientData
-from simfbo.core.federation import (
-    Client,
-    ClientWork,
-    Engine,
-    Exchange,
-    as_message,
-    client_key,
-    part_for,
-    signature,
-    sums_of_nothing,
-)
-from simfbo.core.gate import (
-    AT_THE_LIMIT,
-    NO_REPLY,
-    Asked,
-    Gate,
-    Refusal,
-    names,
-    occurrences,
-    squared_norms,
-    too_large,
-    within,
-)
-from simfbo.core.local_work import Coefs
-from simfbo.core.problem import PyTree
-from simfbo.core.sampling import Cohort
+from simfbo.core.data import ClientData, FederatedData
+from simfbo.core.exchange import Exchange, Reason, Refusal, Request
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.gate import Finding, Gate, occurrences, squared_norms, too_large, within
+from simfbo.core.keys import client_key
+from simfbo.core.local_work import LocalPlan
+from simfbo.core.problem import Point, PyTree
+from simfbo.engines.base import Call, Engine, as_message, form, slice_for, zeros_for
+from simfbo.engines.compile_cache import PROGRAMS
 
+Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
+
+
+class _Inputs(NamedTuple):
+    """What the compiled program of a cohort takes, by position in the cohort where it differs."""
+
+    payload: PyTree
+    data: ClientData
+    ids: Rows
+    repeats: Rows
+    weights: Rows
+    plan: LocalPlan
+    eta: Point[PyTree]
+    order: Rows
+    key: jax.Array
 
 
 @final
 class SimulatedFederation(Engine):
-    """All clients on this machine, compiled.
+    """All clients on this machine, compiled, in two threads.
 
     Example:
         >>> from simfbo.tasks import quadratic
@@ -57,97 +54,97 @@ class SimulatedFederation(Engine):
         >>> federation = SimulatedFederation(quadratic().data, without_replacement(2))
     """
 
-    @cached_property
-    def _programs(self) -> dict[Any, Callable[..., Any]]:
-        """Return the programs compiled so far."""
-        return {}
+    _formed: tuple[FederatedData, Any] | None = None
 
-    def collect(
-        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> tuple[Any, Exchange]:
-        """Return the weighted sums of the messages that pass the gate."""
-        absent = self.absent(key, cohort.ids)
-        like = self.like(work, payload, coefs, key)
-        weights = self.weights(cohort, like)
-        found = self.compute(work, payload, cohort.ids, weights, absent, coefs, key)
-        sums, squares, passed = found
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return the weighted sum, or the stack, of the messages that pass the gate."""
+        absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
+        found, squares, passed = self.compute(call, self.stacks(call, like), absent)
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
-        asked = self.ask(work, cohort, like)
-        refusals = _refusals(asked, admitted, absent, squares, self.gate)
-        return sums, Exchange(asked, admitted, squares, refusals)
+        request = self.request(call, like)
+        refusals = _refusals(request, admitted, absent, squares, self.gate)
+        return found, Exchange(request, admitted, squares, refusals)
 
     def compute(
-        self,
-        work: ClientWork,
-        payload: PyTree,
-        clients: np.ndarray,
-        weights: tuple[np.ndarray, bool],
-        absent: np.ndarray,
-        coefs: Coefs,
-        key: jax.Array,
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        """Return the sums, the squared norms of all messages and which passed, from two lanes.
+        self, call: Call, stacked: bool, absent: np.ndarray
+    ) -> tuple[PyTree, jax.Array, jax.Array]:
+        """Run a cohort in two lanes.
 
         Args:
-            work: what each client does.
-            payload: what each client receives.
-            clients: by their places in the data, ascending.
-            weights: of their messages, and whether these stay apart or are added.
-            absent: who computes nothing, and leaves zeros in its place.
-            coefs: local work.
-            key: of the exchange.
-        """
-        order, middle, end = deal(coefs.tau, absent)
-        data, ids, repeats = self.data.client(clients), self.data.ids[clients], occurrences(clients)
-        factors, apart = weights
-        inputs = (payload, data, ids, repeats, factors, coefs, order, key)
-        wide = jnp.result_type(float) == jnp.float64
-        program = self._program(work, apart, inputs)
-        if middle == end:
-            return program(*inputs, np.int32(0), end)
-        second = _SECOND_LANE.submit(_call, wide, program, (*inputs, middle, end))
-        return _ADD(program(*inputs, np.int32(0), middle), second.result())
+            call: what to run; the cohort's ids are positions in this engine's data.
+            stacked: whether to stack the messages rather than to add them up.
+            absent: who computes nothing, and leaves zeros in its position.
 
-    def _program(self, work: ClientWork, apart: bool, inputs: tuple) -> Callable[..., Any]:
+        Returns:
+            The sum or the stack, the squared norms of all messages and which of them passed.
+        """
+        order, middle, end = deal(call.plan.tau, absent)
+        clients = np.asarray(call.cohort.ids, np.int32)  # one program, whatever the caller has
+        data, ids = self.data.client(clients), self.data.ids[clients]
+        inputs = _Inputs(call.payload, data, ids, occurrences(clients), call.cohort.weights,
+                         call.plan, call.eta, order, call.key)  # fmt: skip
+        program = self._program(call.client_step, stacked, inputs)
+        if middle == end:
+            return program(inputs, np.int32(0), end)
+        wide = jnp.result_type(float) == jnp.float64
+        second = _SECOND_LANE.submit(_run_lane, wide, program, (inputs, middle, end))
+        return _ADD(program(inputs, np.int32(0), middle), second.result())
+
+    def _program(
+        self, client_step: ClientStep, stacked: bool, inputs: _Inputs
+    ) -> Callable[..., Any]:
         """Return the compiled sum for inputs of these shapes and this precision.
 
         Compiled ahead of the call: the second thread does not share JAX's thread-local settings
         and must have nothing left to trace.
         """
-        payload, _, _, _, weights, coefs, _, key = inputs
-        form = apart, self.gate, signature(work, (payload, weights, coefs, key))
-        if form not in self._programs:
-            zero, job = np.int32(0), partial(_gated_sum, work, apart, self.gate)
-            self._programs[form] = jax.jit(job).lower(*inputs, zero, zero).compile()
-        return self._programs[form]
+        rest = form((inputs.payload, inputs.weights, inputs.plan, inputs.eta, inputs.key))
+        shape = stacked, self.gate, jnp.result_type(float), self._data_form, rest
+
+        def build() -> Callable[..., Any]:
+            job, zero = partial(_gated_sum, client_step, stacked, self.gate), np.int32(0)
+            return jax.jit(job).lower(inputs, zero, zero).compile()
+
+        return PROGRAMS.get(client_step, shape, build)
+
+    @property
+    def _data_form(self) -> PyTree:
+        """Return what programs depend on in the clients' data."""
+        if self._formed is None or self._formed[0] is not self.data:
+            self._formed = self.data, form((self.data.lower, self.data.upper))
+        return self._formed[1]
 
 
 def _refusals(
-    asked: Asked, admitted: np.ndarray, absent: np.ndarray, squares: np.ndarray, gate: Gate
+    request: Request, admitted: np.ndarray, absent: np.ndarray, squares: np.ndarray, gate: Gate
 ) -> list[Refusal]:
     """Return the replies that do not count, with the reasons that `admit` would give."""
-    leaves = names(asked.like)
+    leaves = trees.names(request.like)
 
-    def reason(j: int) -> str:
-        return NO_REPLY if absent[j] else too_large(squares[j], leaves, gate) or AT_THE_LIMIT
+    def finding(j: int) -> Finding:
+        if absent[j]:
+            return Reason.NO_REPLY, Reason.NO_REPLY.text
+        # Compiled sums round differently, so a norm may be just at the limit here.
+        at_limit = Reason.TOO_LARGE, "sent a message of just the largest norm"
+        return too_large(squares[j], leaves, gate) or at_limit
 
     return [
-        Refusal(asked.number, asked.work, int(asked.ids[j]), reason(j))
+        Refusal(request.number, request.client_step, int(request.ids[j]), *finding(j))
         for j in np.flatnonzero(~admitted).tolist()
     ]
 
 
-def _call(wide: bool, program: Callable[..., Any], inputs: tuple) -> Any:
-    """Return program(*inputs), with NumPy inputs of 64 bits taken as in the calling thread."""
+def _run_lane(wide: bool, program: Callable[..., Any], inputs: tuple[Any, ...]) -> PyTree:
+    """Run a program in the second thread, in the precision of the calling thread."""
     with jax.enable_x64(wide):
         return program(*inputs)
 
 
 def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
-    """Return an order of the cohort and where to cut it, so that both parts work equally long.
+    """Return an order of the cohort and where to cut it, so that both lanes work equally long.
 
-    It depends on nothing but who works how long, so neither does the order in which messages are
-    added. Who is absent comes after the second cut.
+    It depends only on who works how long, so neither does the order in which messages are added.
+    The absent come after the second cut.
 
     Example:
         >>> deal(np.array([1, 9, 5, 4, 7]), np.array([False, False, False, False, True]))
@@ -163,50 +160,43 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
 
 
 def _gated_sum(
-    work: ClientWork,
-    apart: bool,
+    client_step: ClientStep,
+    stacked: bool,
     gate: Gate,
-    payload: PyTree,
-    data: ClientData,
-    ids: jax.Array,
-    repeats: jax.Array,
-    weights: jax.Array,
-    coefs: Coefs,
-    order: jax.Array,
-    key: jax.Array,
+    inputs: _Inputs,
     start: jax.Array,
     stop: jax.Array,
-) -> Any:
-    """Return the weighted sum over the clients order[start:stop], one after the other.
+) -> PyTree:
+    """Sum, or stack, the messages of the clients order[start:stop], one after the other.
 
-    With it come the squared norms of all messages and which of them counted. `apart` keeps the
-    messages side by side, each times its weight, in place of their sum.
+    Returns:
+        The sum or the stack, the squared norms of all messages, and which of them passed the gate.
     """
-    places = data.client
-    keys = jax.vmap(client_key, (None, 0, 0))(key, ids, repeats)
+    size = len(inputs.ids)
+    keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
 
-    def message(j: Any) -> Any:
-        client = Client(data._replace(client=places[j]), coefs[j], keys[j])
-        return as_message(work, work(part_for(payload, j), client))
+    def message(j: jax.Array | int) -> PyTree:
+        data = inputs.data._replace(client=inputs.data.client[j])
+        client = Client(data, inputs.plan[j], inputs.eta, keys[j])
+        return as_message(client_step, client_step(slice_for(inputs.payload, j), client))
 
-    def add(k: Any, carry: Any) -> Any:
+    def add(k: jax.Array, carry: PyTree) -> PyTree:
         total, squares, passed = carry
-        j = order[k]
+        j = inputs.order[k]
         z = message(j)
         own = squared_norms(z)
         ok = within(own, gate)
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
-        if apart:
-            z = trees.scale(weights[j], z)
+        if stacked:
             total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
         else:
-            total = trees.add_weighed(total, weights[j], z)
+            total = trees.add_scaled(total, inputs.weights[j], z)
         return total, squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
 
     like = jax.eval_shape(message, 0)
-    sums = sums_of_nothing(weights, apart, like)
-    squares = jnp.zeros((len(ids), len(jax.tree.leaves(like))))
-    return jax.lax.fori_loop(start, stop, add, (sums, squares, jnp.zeros(len(ids), jnp.int32)))
+    squares = jnp.zeros((size, len(jax.tree.leaves(like))))
+    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32)
+    return jax.lax.fori_loop(start, stop, add, carry)
 
 
 _ADD = jax.jit(trees.add, donate_argnums=0)

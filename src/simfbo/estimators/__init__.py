@@ -1,9 +1,13 @@
-"""Estimators in scikit-learn's conventions: `fit(X, y, clients)`, and the rest as ever."""
+"""Estimators that follow scikit-learn's conventions, with the clients as an argument of `fit`."""
 
-from simfbo.estimators._fair import FairClassifier, FairRegressor
-from simfbo.estimators._long_tail import LongTailClassifier
-from simfbo.estimators._noisy_labels import NoisyLabelClassifier
-from simfbo.estimators._regularised import FederatedLogistic, FederatedRidge
+from simfbo.errors import require
+
+require("sklearn", "estimators")  # one clear sentence instead of an ImportError from a module below
+
+from simfbo.estimators._fair import FairClassifier, FairRegressor  # noqa: E402
+from simfbo.estimators._long_tail import LongTailClassifier  # noqa: E402
+from simfbo.estimators._noisy_labels import NoisyLabelClassifier  # noqa: E402
+from simfbo.estimators._regularised import FederatedLogistic, FederatedRidge  # noqa: E402
 
 __all__ = [
     "FairClassifier",

@@ -1,21 +1,23 @@
-"""The one exchange before training: means and deviations over all clients' rows.
+"""The one exchange before training: means and standard deviations over all clients' rows.
 
-Clients send the means of their columns and of the squares, weighed by their numbers of rows; nobody
-sees another's rows. In double precision, since a difference of squares is what is wanted of them.
+Clients send the means of their columns and of the squares, weighted by their numbers of rows;
+nobody sees another client's rows. They use double precision, because a variance is the difference
+of two such means.
 """
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from simfbo.core.data import federate
-from simfbo.core.federation import Client, Ledger
-from simfbo.core.partition import Rows
-from simfbo.core.problem import evaluate
+from simfbo.core.federation import Client
+from simfbo.core.ledger import Ledger
+from simfbo.core.partition import Rows, by_user
+from simfbo.core.problem import PyTree, evaluate
 from simfbo.engines.simulated import SimulatedFederation
-from simfbo.estimators._reuse import form, lend
+from simfbo.estimators._validation import Members
+from simfbo.tasks.samples import Training
 
 
 class Units(NamedTuple):
@@ -23,43 +25,99 @@ class Units(NamedTuple):
 
     Attributes:
         mean: [d].
-        deviation: [d]; for a column that does not vary, whatever is not zero.
+        deviation: [d]; any nonzero number for a constant column.
     """
 
     mean: np.ndarray
     deviation: np.ndarray
 
     def __call__(self, columns: np.ndarray) -> np.ndarray:
-        """Return columns of mean 0 and deviation 1, in single precision."""
+        """Return the columns standardised, in single precision."""
         return ((columns - self.mean) / self.deviation).astype(np.float32)
 
     def part(self, columns: slice) -> "Units":
-        """Return the units of some columns."""
+        """Return the units of some of the columns."""
         return Units(self.mean[columns], self.deviation[columns])
 
 
+class Table(NamedTuple):
+    """The validated arguments of `fit`.
+
+    Attributes:
+        inputs: [N, d] in the user's units.
+        target: [N], indices into `classes_`, or numbers in the user's units.
+        classes: the number of classes; 0 if the target is a number.
+        clients: which client holds which row.
+    """
+
+    inputs: np.ndarray
+    target: np.ndarray
+    classes: int
+    clients: Members
+
+    @property
+    def parts(self) -> Rows:
+        """Return each client's rows."""
+        return by_user(self.clients.owner)
+
+
+class Scaled(NamedTuple):
+    """Standardised rows, and how they were scaled.
+
+    Attributes:
+        training: the standardised features, the target (standardised if it is a number) and the
+            clients' rows.
+        units: of the features.
+        target_units: mean and deviation of the target; 0 and 1 for classes.
+        shares: the means of the extra columns.
+        ledger: with the exchange that measured the units.
+    """
+
+    training: Training
+    units: Units
+    target_units: tuple[float, float]
+    shares: np.ndarray
+    ledger: Ledger
+
+
+def standardised(table: Table, *extra: np.ndarray) -> Scaled:
+    """Standardise the rows, by one exchange over the clients.
+
+    Args:
+        table: the rows.
+        extra: further columns to average in the same exchange.
+    """
+    own = () if table.classes else (table.target[:, None],)
+    units, ledger = measure(np.hstack([table.inputs, *own, *extra]), table.parts)
+    width = table.inputs.shape[1]
+    of_features, target, scale = units.part(slice(width)), table.target, (0.0, 1.0)
+    if own:
+        scale = float(units.mean[width]), float(units.deviation[width])
+        target = ((target - scale[0]) / scale[1]).astype(np.float32)
+    training = Training(of_features(table.inputs), target, table.classes, table.parts)
+    return Scaled(training, of_features, scale, units.mean[width + len(own) :], ledger)
+
+
 def measure(columns: np.ndarray, parts: Rows) -> tuple[Units, Ledger]:
-    """Return the units of columns that clients hold, and the ledger with that one exchange."""
+    """Measure the units of the clients' columns; the ledger records that one exchange."""
     with jax.enable_x64(True):
-        data, ledger = federate(columns, parts, parts), Ledger()
-        key = jax.random.key(0)  # nothing is drawn: everyone answers
-        new = partial(SimulatedFederation, data)
-        with lend(("moments", form(data.lower)), new, data, ledger) as federation:
-            found = federation.aggregate(moments, (), federation.cohort(key), key)
+        federation = SimulatedFederation(federate(columns, parts, parts))
+        key = jax.random.key(0)  # nothing is drawn: all clients reply
+        found = federation.sum(moments, (), federation.cohort(key), key)
         mean, square = (np.asarray(part, float) for part in found)
-    # Less than the rounding of a sum of squares is not seen; a constant column leaves just that.
+    # Deviations below the rounding error of the sums of squares cannot be told from zero.
     least = len(columns) * np.finfo(float).eps * square
     deviation = np.sqrt(np.maximum(square - mean**2, least))
-    return Units(mean, np.where(deviation > 0, deviation, 1.0)), ledger
+    return Units(mean, np.where(deviation > 0, deviation, 1.0)), federation.ledger
 
 
-def moments(payload: Any, client: Client) -> tuple[Any, Any]:
-    """Return the means of a client's columns, and of their squares."""
+def moments(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    """Return the means of a client's columns and of their squares."""
     batch = client.data.lower.full(client.data.client)
     first = evaluate(lambda x, y, rows: rows.mean(0), None, None, batch)
     return first, evaluate(lambda x, y, rows: (rows**2).mean(0), None, None, batch)
 
 
-def one_hot(places: np.ndarray, count: int) -> np.ndarray:
-    """Return a column for each of `count` places; its mean is the share of the rows there."""
-    return np.eye(count)[places]
+def one_hot(labels: np.ndarray, count: int) -> np.ndarray:
+    """Return a 0/1 column for each of `count` labels; its mean is the label's share of the rows."""
+    return np.eye(count)[labels]

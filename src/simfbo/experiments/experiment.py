@@ -4,11 +4,15 @@ Light on purpose: nothing here imports JAX.
 """
 
 import difflib
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from simfbo.config.run import RunConfig, checked, read
-from simfbo.errors import UserError
+from simfbo.config.files import read
+from simfbo.config.run import RunConfig, checked
+from simfbo.errors import UserError, plain
+from simfbo.runs.files import Json
 from simfbo.studies.comparison import checked_seeds, merged
 
 NAMES = (
@@ -20,7 +24,7 @@ NAMES = (
     "speedup",
     "objective-mismatch",
 )
-_OWN = ("label", "paper", "tuned")  # keys of a method that are no settings of a run
+_OWN = ("label", "paper", "tuned")  # keys of a method that are not settings of a run
 
 
 class Method(NamedTuple):
@@ -48,7 +52,8 @@ class Part(NamedTuple):
     seeds: list[int]
 
 
-class Experiment(NamedTuple):
+@dataclass(frozen=True)
+class Experiment:
     """What `simfbo reproduce NAME` runs.
 
     Attributes:
@@ -63,7 +68,16 @@ class Experiment(NamedTuple):
     title: str
     claim: str
     minutes: float
-    tree: dict[str, Any]
+    tree: Json
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Return its parts, or all in one; `skip` leaves one out. None if it has no methods."""
+        tree = dict(self.tree)
+        several = tree.pop("parts", {"": {}}) if "methods" in tree else {}
+        return [
+            _part(name, merged(tree, own)) for name, own in several.items() if not own.get("skip")
+        ]
 
 
 def chosen(name: str) -> list[str]:
@@ -72,8 +86,8 @@ def chosen(name: str) -> list[str]:
         return list(NAMES)
     if name not in NAMES:
         close = difflib.get_close_matches(name, [*NAMES, "all"], n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "simfbo reproduce --list names them."
-        raise UserError(f"There is no experiment '{name[:60]}': {hint}")
+        hint = f"Did you mean '{close[0]}'?" if close else "simfbo reproduce --list lists them."
+        raise UserError(f"Unknown experiment '{plain(name)}'. {hint}")
     return [name]
 
 
@@ -93,14 +107,7 @@ def file(name: str) -> Path:
     return packaged if packaged.exists() else clone
 
 
-def parts(experiment: Experiment) -> list[Part]:
-    """Return the parts of an experiment: its `parts`, or all in one; `skip` leaves one out."""
-    tree = dict(experiment.tree)
-    several = tree.pop("parts", {"": {}})
-    return [_part(name, merged(tree, own)) for name, own in several.items() if not own.get("skip")]
-
-
-def _part(name: str, tree: dict[str, Any]) -> Part:
+def _part(name: str, tree: Json) -> Part:
     """Return one part; `only` leaves methods out, `share` shortens the runs."""
     base = {key: tree[key] for key in ("task", "every", "sampling", "local_work") if key in tree}
     methods = {
@@ -111,7 +118,7 @@ def _part(name: str, tree: dict[str, Any]) -> Part:
     return Part(name, tree.get("about", ""), methods, checked_seeds(tree["seeds"]))
 
 
-def _method(tree: dict[str, Any], share: float) -> Method:
+def _method(tree: Json, share: float) -> Method:
     """Return a method; the short form takes a share of its iterations, and looks more often."""
     own = {key: tree.pop(key) for key in _OWN if key in tree}
     if share < 1:

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from simfbo.errors import UserError
-from simfbo.runs.checkpoint import put
-from simfbo.runs.history import make_folder, plain
+from simfbo.runs.files import Json, make_folder, write_atomic
+from simfbo.runs.history import plain
 
-Cell = dict[str, Any]
+Cell = Json
 
 
 def compute(
@@ -20,8 +19,7 @@ def compute(
 ) -> list[Cell]:
     """Return every cell with what the function found for it.
 
-    Each result is written as soon as it is there, so that an interrupted computation goes on where
-    it stopped.
+    Each result is written at once, so that an interrupted computation continues where it stopped.
 
     Args:
         cells: what sets each apart, as JSON would give it back.
@@ -35,7 +33,7 @@ def compute(
         if i not in done:
             done[i] = cell | function(cell)
             lines = (json.dumps(plain(done[j])) + "\n" for j in sorted(done))
-            put(file, "".join(lines).encode())
+            write_atomic(file, "".join(lines))
             if on_progress is not None:
                 on_progress(len(done), len(cells))
     return [done[i] for i in range(len(cells))]
@@ -44,7 +42,7 @@ def compute(
 def kept(cells: Sequence[Cell], file: Path) -> dict[int, Cell]:
     """Return the cells that a file holds, by place; raise where it holds those of other settings.
 
-    A line that is not whole is left out.
+    Incomplete lines are skipped.
     """
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     done = {}

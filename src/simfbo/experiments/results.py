@@ -8,7 +8,8 @@ from typing import NamedTuple
 from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import Part
-from simfbo.runs.history import FILE, History, make_folder
+from simfbo.runs.files import make_folder
+from simfbo.runs.history import FILE, History
 from simfbo.studies.sweep import ENDED, Job, refuse_other_settings, sweep
 
 Groups = dict[str, list[History]]
@@ -34,7 +35,7 @@ def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
     """Return the histories of a part, by method, after running what `results/` does not hold.
 
     A run that has ended moves from runs/ to results/METHOD-seedS.jsonl; one that was interrupted
-    goes on from its last checkpoint.
+    continues from its last checkpoint.
     """
     make_folder(folder / "results")
     jobs = missing(part, folder)
@@ -62,7 +63,7 @@ def _jobs(part: Part, folder: Path) -> list[Job]:
     """Return all runs of a part, all methods of a seed together."""
     return [
         Job(
-            checked(method.config.model_dump(), {"seed": seed}),
+            method.config.model_copy(update={"seed": seed}),
             folder / "runs" / place(folder, part, name, seed).stem,
         )
         for seed in part.seeds
@@ -81,7 +82,7 @@ def _result(job: Job, folder: Path) -> Path:
 
 
 def _is_kept(job: Job, folder: Path) -> bool:
-    """Return whether a run is in results/; raise where it is another one, or not whole."""
+    """Return whether a run is in results/; raise if it is another one, or incomplete."""
     path = _result(job, folder)
     if not path.exists():
         return False
@@ -89,7 +90,7 @@ def _is_kept(job: Job, folder: Path) -> bool:
     if "config" not in history.header or _normal(history) != job.config:
         raise UserError(f"{path} holds a run with other settings: choose another output folder.")
     if not history.records or (history.end or {}).get("status") not in ENDED:
-        raise UserError(f"{path} is not whole: delete it, and the run is made again.")
+        raise UserError(f"{path} is incomplete: delete it to run it again.")
     shutil.rmtree(job.directory, ignore_errors=True)  # what a crash left behind
     return True
 

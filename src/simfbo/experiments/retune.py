@@ -4,20 +4,18 @@ An experiment's configuration holds what the search found; this repeats it.
 """
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from simfbo.config.run import as_toml, checked
+from simfbo.config.files import as_toml
+from simfbo.config.run import checked
 from simfbo.config.run import load as load_config
 from simfbo.experiments.experiment import Method, Part
 from simfbo.experiments.results import Resources
-from simfbo.runs.checkpoint import put
-from simfbo.runs.history import make_folder
+from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.studies.tuning import Space, default_space, lookup, tune
 
 
-def tuned(part: Part, rules: Mapping[str, Any], folder: Path, resources: Resources) -> Part:
+def tuned(part: Part, rules: Json, folder: Path, resources: Resources) -> Part:
     """Return a part whose tuned methods have the step sizes that a search finds.
 
     Every method begins with the same step sizes and may spend the same number of communication
@@ -33,9 +31,7 @@ def tuned(part: Part, rules: Mapping[str, Any], folder: Path, resources: Resourc
     return part._replace(methods=methods)
 
 
-def _searched(
-    name: str, method: Method, rules: Mapping[str, Any], folder: Path, resources: Resources
-) -> Method:
+def _searched(name: str, method: Method, rules: Json, folder: Path, resources: Resources) -> Method:
     """Return a method with the best step sizes."""
     kept, scratch = folder / f"{name}.toml", folder / name
     within = space(name, method, rules)
@@ -53,13 +49,13 @@ def _searched(
             workers=resources.workers, data_dir=resources.data_dir, on_progress=show,
         )  # fmt: skip
         (scratch / "trials.jsonl").replace(folder / f"{name}.jsonl")
-        put(kept, as_toml(found.best).encode())
+        write_atomic(kept, as_toml(found.best))
         shutil.rmtree(scratch)
     steps = {key: lookup(load_config(kept, {}), key) for key in within}
     return method._replace(config=checked(method.config.model_dump(), steps))
 
 
-def space(name: str, method: Method, rules: Mapping[str, Any]) -> Space:
+def space(name: str, method: Method, rules: Json) -> Space:
     """Return where to search: the ranges of y, v and x, the method's own before the common ones."""
     ranges = {**rules["ranges"], **rules.get(name, {})}
     return {key: tuple(ranges[key[-1]]) for key in default_space(method.config)}

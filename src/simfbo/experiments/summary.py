@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from simfbo.experiments import tables
-from simfbo.experiments.experiment import Experiment, Part, load, parts
+from simfbo.experiments.experiment import Experiment, Part, load
 from simfbo.experiments.results import loaded, place
-from simfbo.studies.comparison import markdown, to_target
+from simfbo.runs.files import write_atomic
+from simfbo.studies.tables import markdown, to_target
 
 # What a column shows: an experiment and one of its parts.
 _COLUMNS = {
@@ -24,15 +25,17 @@ def write(folder: Path, quick: bool) -> bool:
     """
     rows: dict[str, dict[str, str]] = {}
     for (name, wanted), column in _COLUMNS.items():
+        if not (folder / name).exists():
+            continue
         experiment = load(name, quick)
-        for part in parts(experiment):
+        for part in experiment.parts:
             if part.name == wanted:
                 for label, cells in _cells(part, experiment, column, folder / name).items():
                     rows.setdefault(label, {"method": label}).update(cells)
     columns = dict.fromkeys(key for row in rows.values() for key in row)
     table = [{column: row.get(column, "") for column in columns} for row in rows.values()]
     if table:
-        (folder / "summary.md").write_text(markdown(table) + "\n", encoding="utf-8")
+        write_atomic(folder / "summary.md", markdown(table) + "\n")
     return bool(table)
 
 

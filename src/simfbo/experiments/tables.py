@@ -1,9 +1,7 @@
-"""Tables and figures of an experiment's runs, our figures beside the paper's."""
+"""Tables and figures of an experiment's runs, our figures next to the paper's."""
 
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,17 +9,15 @@ from scipy import stats
 
 from simfbo.experiments.experiment import Part
 from simfbo.experiments.results import Groups
-from simfbo.runs import report
+from simfbo.runs.files import Json
 from simfbo.runs.history import History
-from simfbo.studies import figures as bands
-from simfbo.studies.comparison import COSTS, firsts, lost, mean_cost, to_target
+from simfbo.studies import figures
+from simfbo.studies.tables import COSTS, firsts, lost, mean_cost, to_target
 
 METRIC = "test_accuracy"
-_FAMILIES = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "fedmbo", "memfbo")
-_STYLES = ("-", "--", "-.", ":")
 
 
-def accuracy(part: Part, groups: Groups, tree: Mapping[str, Any]) -> list[dict[str, str]]:
+def accuracy(part: Part, groups: Groups, tree: Json) -> list[dict[str, str]]:
     """Return the table of a part, a row per method, means over seeds.
 
     Accuracies are per cent ± standard deviation; costs to a target are for the first evaluation
@@ -52,7 +48,7 @@ def ended(histories: Sequence[History], metric: str) -> str:
     return lost(histories) or per_cent([history.records[-1][metric] for history in histories])
 
 
-def rounds_an_iteration(last: Sequence[Mapping[str, Any]]) -> str:
+def rounds_an_iteration(last: Sequence[Json]) -> str:
     """Return the communication rounds of an iteration, as runs' last records tell."""
     iterations = sum(record["round"] for record in last)
     rounds = sum(record["communication_rounds"] for record in last)
@@ -74,8 +70,8 @@ def differences(part: Part, groups: Groups, pairs: Sequence[Sequence[str]]) -> l
     """Return how far two methods are apart at their end, seed by seed, and how surely.
 
     Both runs of a seed share data, partition, start and local work, so differences are paired: the
-    interval is Student's, p that of the paired t test and of Wilcoxon's signed ranks. A pair of
-    which a run was lost is left out.
+    interval is Student's, p that of the paired t test and of Wilcoxon's signed ranks. A pair with
+    a lost run is skipped.
     """
     return [
         {
@@ -113,7 +109,7 @@ def ratios(part: Part, groups: Groups, reference: str) -> list[dict[str, str]]:
     """Return what it takes to reach a method's final accuracy, and how many times less that is.
 
     The accuracy is the reference's mean over seeds at its end; its cost is that of its whole run.
-    A method of which a seed did not get there is left out.
+    A method is skipped if one of its seeds did not get there.
     """
     if lost(groups[reference]):
         return []
@@ -139,19 +135,16 @@ def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     return float(values.mean() - half), float(values.mean() + half)
 
 
-def draw(part: Part, groups: Groups, tree: Mapping[str, Any]) -> Figure:
+def draw(part: Part, groups: Groups, tree: Json) -> Figure:
     """Return the figure of a part: test and train accuracy against what they cost.
 
     A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
     """
-    found: dict[str, Any] = {}
-    styles = {family: cycle(_STYLES) for family in _FAMILIES}
-    for method in part.methods.values():
-        family = method.config.algorithm.name
-        colour = report.COLOURS[_FAMILIES.index(family)]
-        found[method.label] = bands.Look(colour, next(styles[family]), method.paper)
+    methods = part.methods.values()
+    plain = figures.looks_of({one.label: one.config.algorithm.name for one in methods})
+    looks = {one.label: plain[one.label]._replace(mark=one.paper) for one in methods}
     labelled = {method.label: groups[name] for name, method in part.methods.items()}
-    return bands.draw(
-        labelled, METRIC, "train_accuracy", along=tree["costs"], looks=found,
+    return figures.draw(
+        labelled, METRIC, "train_accuracy", along=tree["costs"], looks=looks,
         limits=tuple(tree["limits"]),
     )  # fmt: skip

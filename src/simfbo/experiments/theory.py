@@ -10,23 +10,24 @@ w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, and ShroFBO at that of Phi, up to a d
 of the local steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from simfbo.algorithms import Server, Steps, shrofbo, simfbo
+from simfbo.algorithms import shrofbo, simfbo
 from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import constant, fixed
+from simfbo.core.problem import Point
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.experiments.grid import Cell, compute
 from simfbo.experiments.results import Resources
+from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
 from simfbo.tasks import Task
@@ -44,7 +45,7 @@ def measured(
         return compute(cells, function, file, resources.on_progress)
 
 
-def speedup_cells(tree: Mapping[str, Any]) -> list[Cell]:
+def speedup_cells(tree: Json) -> list[Cell]:
     """Return the grid of `speedup`: heterogeneity x P x tau x seeds."""
     fixed_settings = {key: tree[key] for key in ("clients", "rounds", "noise", "scale")}
     return [
@@ -68,19 +69,19 @@ def speedup(cell: Cell) -> dict[str, float]:
 
 
 @lru_cache(maxsize=1)  # seeds share a compiled program
-def _speedup_parts(settings: tuple) -> tuple[Algorithm, SimulatedFederation, Task]:
+def _speedup_parts(settings: tuple[Any, ...]) -> tuple[Algorithm, SimulatedFederation, Task]:
     """Return the algorithm, federation and task that all seeds of a cell share."""
     cell = dict(settings)
     T, P, tau, scale = cell["rounds"], cell["P"], cell["tau"], cell["scale"]
     gamma, eta = scale * (P / (tau * T)) ** 0.5, scale / (tau * T**0.5)
     quadratic = random_quadratic(cell["clients"], heterogeneity=cell["heterogeneity"])
     task = quadratic.task(samples=50, noise=cell["noise"], batch_size=1)
-    server = Server(optax.sgd(2 * gamma), optax.sgd(2 * gamma), optax.sgd(gamma))
-    algorithm = simfbo(task.problem, Steps(y=eta, v=eta, x=eta), server)
+    server = Point(gamma, 2 * gamma, 2 * gamma)
+    algorithm = simfbo(task.problem, Point(x=eta, y=eta, v=eta), server)
     return algorithm, SimulatedFederation(task.data, without_replacement(P), constant(tau)), task
 
 
-def mismatch_cells(tree: Mapping[str, Any]) -> list[Cell]:
+def mismatch_cells(tree: Json) -> list[Cell]:
     """Return the grid of `objective-mismatch`: method x local step x seeds."""
     return [
         {"taus": tree["taus"], "rounds": tree["rounds"], "method": name, "eta": eta, "seed": seed}
@@ -100,9 +101,9 @@ def mismatch(cell: Cell) -> dict[str, float]:
     truth, other = quadratic.closed_form().x(), quadratic.closed_form(taus / taus.sum()).x()
     task = quadratic.task()
     share = 1 / taus.mean()  # so that a round's step does not grow with the work
-    server = Server(optax.sgd(0.3 * share), optax.sgd(0.3 * share), optax.sgd(0.1 * share))
+    server = Point(0.1 * share, 0.3 * share, 0.3 * share)
     factory = {"simfbo": simfbo, "shrofbo": shrofbo}[cell["method"]]
-    algorithm = factory(task.problem, Steps(y=eta, v=eta, x=eta), server)
+    algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), server)
     federation = SimulatedFederation(task.data, everyone(), fixed(cell["taus"]))
     x = _run(algorithm, federation, task, cell["rounds"], 0, every=cell["rounds"]).state.x
     return {

@@ -29,7 +29,7 @@ def speedup_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def exponent_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return the exponents of P and tau, with 95 % intervals, beside those of Theorem 1's bound."""
+    """Return the exponents of P and tau, with 95 % intervals, next to Theorem 1's."""
     n = cells[0]["clients"]
     alike, differ = _where(cells, heterogeneity=0.0), _where(cells, heterogeneity=1.0)
     some = [cell for cell in differ if cell["P"] < n]

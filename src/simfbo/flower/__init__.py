@@ -1,1 +1,5 @@
-"""flower."""
+"""Federations whose clients are on other machines, connected by Flower."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

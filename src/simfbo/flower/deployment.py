@@ -1,7 +1,7 @@
-"""A deployment: what the server and the clients of a federation must agree upon.
+"""A deployment: what the server and the clients of a federation must agree on.
 
-Both sides build it from the same code (docs/how-to-deploy.md); the server uses the algorithm's
-rounds, a client its works and its own data. Nothing here depends on what carries the messages.
+Both sides build it from the same code (docs/how-to-deploy.md): the server runs the algorithm's
+rounds, a node its client steps on local data. Nothing here depends on what carries the messages.
 """
 
 import re
@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from simfbo.core.aggregation import Aggregators
+from simfbo.core.aggregation import Aggregator
 from simfbo.core.data import FederatedData, checked_weights, from_clients
 from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import LocalWork
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Sampler
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
+from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import Evaluate, run
 
@@ -36,26 +37,26 @@ class Deployment(NamedTuple):
         algorithm: what runs.
         x0: initial upper variable.
         y0: initial lower variable.
-        clients: n, how many clients there are in all.
+        clients: n, the total number of clients.
         load_client: (client, the node's settings) -> its (lower, upper) samples, each a pytree of
-            arrays, sample after sample; called only where the data is.
-        example: (lower, upper) of any one client, a sample is enough: what clients' data look
-            like. The server finds the shape of messages with it, and clients check theirs.
+            arrays with the sample along the first axis; called only where the data is.
+        example: (lower, upper) samples of any one client, one sample is enough. The server derives
+            the shapes of messages from it, and nodes check their data against it.
         rounds: iterations.
-        batch_size: as in `federate`.
-        p: the clients' weights; by default the numbers of samples that the nodes state once,
-            before the first round.
-        sampler: who is asked; everyone by default.
-        local_work: how much each does; one step by default.
+        batch_size: samples per minibatch; None for full batches.
+        p: the clients' weights; by default the numbers of samples, which nodes report once before
+            the first round.
+        sampler: which clients take part; everyone by default.
+        local_work: how many local steps each client takes; one by default.
         gate: what a reply must be like; finite by default.
         aggregators: how replies are combined; weighted sums by default.
         evaluate: (state) -> metrics by name, on the server.
-        every: evaluate after so many iterations.
-        seed: of every random draw, so that a simulation can repeat the run.
-        secret: the server draws cohorts and its noise, and clients draw their batches and noise,
-            from the system's own randomness, which nobody can repeat, in place of the seed.
-        partial_sums: a node adds up its clients' messages and sends one sum: less to send, and
-            the gate is then the node's. By default it sends each.
+        every: evaluate after this many iterations.
+        seed: of every random draw, so that a simulation can reproduce the run.
+        secret: draw cohorts, batches and noise from the system's own randomness, which nobody can
+            reproduce, instead of the seed.
+        partial_sums: let a node add up its clients' messages and send the sum: fewer bytes, but
+            the node applies the gate. By default it sends each message.
         timeout: seconds after which a node that has not replied is left out.
         wait: seconds to wait for the nodes of all clients before the first round.
     """
@@ -72,7 +73,7 @@ class Deployment(NamedTuple):
     sampler: Sampler | None = None
     local_work: LocalWork | None = None
     gate: Gate | None = None
-    aggregators: Aggregators | None = None
+    aggregators: Point[Aggregator | None] | None = None
     evaluate: Evaluate | None = None
     every: int = 1
     seed: int = 0
@@ -83,10 +84,10 @@ class Deployment(NamedTuple):
 
 
 def clients_of(node: Settings, clients: int) -> list[int]:
-    """Return the numbers of the clients that a node holds, by its settings.
+    """Return the numbers of the clients that a node holds, according to its settings.
 
-    Either it names them, `clients="0-9,12"`, or it is one of several equal parts, as Flower's
-    simulation says it: `partition-id` out of `num-partitions`.
+    They are either listed, `clients="0-9,12"`, or one of several equal parts, as in Flower's
+    simulation: part `partition-id` of `num-partitions`.
 
     Example:
         >>> clients_of({"clients": "0-2,7"}, 10)
@@ -101,21 +102,21 @@ def clients_of(node: Settings, clients: int) -> list[int]:
         found = list(range(clients * part // parts, clients * (part + 1) // parts))
     if not found or found != sorted(set(found)) or found[-1] >= clients:
         raise UserError(
-            f"A node holds the clients {found or 'none'} of {clients}: give it some of the numbers "
-            f"0 to {clients - 1}, each once and in order."
+            f"A node has the clients {found or 'none'} of {clients}: list numbers from 0 to "
+            f"{clients - 1}, each once and in order."
         )
     return found
 
 
 def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options: Any) -> History:
-    """Return the history of a deployment's run with all clients on this machine.
+    """Run a deployment with all clients on this machine, and return its history.
 
-    The same numbers as on Flower, to rounding: a rehearsal, where `load_client` can find data here.
+    The numbers equal those on Flower up to rounding. `load_client` must find its data here.
 
     Args:
         plan: the deployment.
         node: settings for `load_client`.
-        options: further ones of `run`, such as `directory`.
+        options: further options of `run`, such as `directory`.
     """
     data = load_shard(plan, range(plan.clients), node)
     if plan.p is not None:
@@ -126,8 +127,8 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
 
 
-def run_options(plan: Deployment) -> dict[str, Any]:
-    """Return what a deployment says of a run, as options of `run`."""
+def run_options(plan: Deployment) -> Json:
+    """Return a deployment's options of `run`."""
     return {
         "rounds": plan.rounds,
         "seed": plan.seed,
@@ -137,7 +138,7 @@ def run_options(plan: Deployment) -> dict[str, Any]:
 
 
 def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:
-    """Return the data of some clients, loaded, after a check that it is like the example."""
+    """Load the data of some clients, and check that it looks like the example."""
     loaded = [plan.load_client(i, node) for i in ids]
     for i, parts in zip(ids, loaded, strict=True):
         for name, found, wanted in zip(("lower", "upper"), parts, plan.example, strict=True):
@@ -147,9 +148,9 @@ def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> Federate
 
 
 def _named(text: str, most: int) -> list[int]:
-    """Return the numbers of a list such as 0-9,12, none above `most`."""
+    """Return the numbers in a list such as 0-9,12; ranges are cut off above `most`."""
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
-        raise UserError(f"A node's clients must be written as 0-9,12, got '{text}'.")
+        raise UserError(f"A node's clients must be a list such as 0-9,12, got '{text}'.")
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -161,7 +162,7 @@ def _part(node: Settings) -> tuple[int, int]:
     part, parts = node.get("partition-id"), node.get("num-partitions")
     if not isinstance(part, int) or not isinstance(parts, int) or not 0 <= part < parts:
         raise UserError(
-            "A node must say which clients it holds: --node-config \"clients='0-9'\", or "
+            "A node's settings must list its clients: --node-config \"clients='0-9'\", or "
             "partition-id and num-partitions."
         )
     return part, parts
@@ -170,13 +171,13 @@ def _part(node: Settings) -> tuple[int, int]:
 def _require_alike(client: int, name: str, found: PyTree, wanted: PyTree) -> None:
     """Raise unless a client's samples have the example's structure, types and shapes."""
 
-    def kind(leaf: Any) -> tuple:
+    def kind(leaf: PyTree) -> tuple[str | int, ...]:
         array = np.asarray(leaf)
         return array.dtype.name, *array.shape[1:]
 
     looks = [jax.tree.map(kind, tree) for tree in (found, wanted)]
     if jax.tree.structure(found) != jax.tree.structure(wanted) or looks[0] != looks[1]:
         raise UserError(
-            f"Client {client}'s {name} samples are {looks[0]} where the example has {looks[1]}: "
-            "return the same from load_client."
+            f"Client {client}'s {name} samples are {looks[0]}, but the example has {looks[1]}: "
+            "load_client must return samples like the example."
         )

@@ -1,348 +1,271 @@
 """The engine for clients on other machines: one message to each node per exchange.
 
-Cohorts, keys, weights, gate and ledger are those of simulation. What carries the messages is a
-`Post`; `simfbo.flower.app` has one.
+Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages are carried by a
+`Transport`; `simfbo.flower.app` has the one that uses Flower.
 """
 
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from simfbo.core import trees
 from simfbo.core.data import checked_weights, from_clients
-from simfbo.core.federation import ClientWork, Engine, Exchange, sums_of, sums_of_nothing
-from simfbo.core.gate import NO_REPLY, Asked, Refusal, admit
-from simfbo.core.local_work import Coefs
+from simfbo.core.exchange import Exchange, Reason, Refusal, Request
+from simfbo.core.gate import admit
 from simfbo.core.problem import PyTree
-from simfbo.core.sampling import Cohort
+from simfbo.engines.base import Call, Engine, combined, zeros_for
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment
-from simfbo.flower.node import Package, Question, ask, part_of, partial_sum, replies
+from simfbo.flower.discovery import Discovery
+from simfbo.flower.node import NodeRequest, encode_request, part_of, partial_sum, replies
+from simfbo.flower.transport import Envelope, Failure, Package, Response, Transport
 from simfbo.flower.wire import BadPackage
+from simfbo.runs.files import Json
 
-LOG = logging.getLogger("simfbo")
-AWAY = f"{NO_REPLY}: its node is away"
-HELLO = "hello"
-_REST = 5.0  # seconds
-
-Parts = dict[int, np.ndarray]  # places in the cohort, by node
+Parts = dict[int, np.ndarray]  # positions in the cohort, by node
+_AWAY = Reason.NODE_AWAY, Reason.NODE_AWAY.text
 
 
-class Letter(NamedTuple):
-    """A message to a node: for which work, and in which exchange."""
+class Outcome(NamedTuple):
+    """What came back from the nodes in one exchange.
 
-    node: int
-    work: str
-    package: Package
-    exchange: int = 0
+    Attributes:
+        parts: the positions in the cohort that each node was asked for.
+        packages: the responses, by node.
+        failures: why other nodes have no response.
+    """
 
+    parts: Parts
+    packages: dict[int, Package]
+    failures: dict[int, Failure]
 
-class Answer(NamedTuple):
-    """What came back: to which letter, and either a package or the reason why there is none."""
-
-    letter: str
-    package: Package | None
-    reason: str = ""
-
-
-class Post(Protocol):
-    """What carries the messages."""
-
-    def nodes(self) -> set[int]:
-        """Return the nodes that are there now."""
-        ...
-
-    def send(self, letters: Sequence[Letter], seconds: float) -> list[str | None]:
-        """Return the numbers of letters sent, which expire after so many seconds; None if not."""
-        ...
-
-    def fetch(self, letters: Iterable[str]) -> list[Answer]:
-        """Return the answers that have come to letters of these numbers; each only once."""
-        ...
+    def refuse(self, node: int, error: BadPackage) -> None:
+        """Replace a node's response by the reason why it cannot be used."""
+        self.failures[node] = error.reason, f"sent {error}"
 
 
 class DistributedFederation(Engine):
     """Clients on other machines.
 
     Attributes:
-        timing: of the last exchange, in seconds: to `send` the messages, for the last of them to
-            `reach` its app, there to `load` data and to `compute`, and for its reply to come
-            `back`. As far as the clocks of server and node agree.
+        timing: the seconds of the last exchange: to `send` the messages, for the last of them to
+            `reach` its app, to `load` data there, to `compute`, and for its reply to come `back`.
+            Exact as far as the clocks of server and node agree.
     """
 
-    def __init__(self, post: Post, plan: Deployment, poll: float = 0.05) -> None:
-        """Take what carries the messages and what server and clients agreed upon.
+    def __init__(self, transport: Transport, plan: Deployment, poll: float = 0.05) -> None:
+        """Take what carries the messages and what server and clients agree on.
 
         Args:
-            post: the carrier.
+            transport: what carries the messages.
             plan: the deployment.
-            poll: seconds between looks for replies, and a tenth of the time waited so far.
+            poll: seconds between polls for replies, or a tenth of the time waited so far.
         """
         one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
         data = replace(one, p=p, n=plan.clients)
-        rules: dict[str, Any] = {"gate": plan.gate, "aggregators": plan.aggregators}
+        rules: Json = {"gate": plan.gate, "aggregators": plan.aggregators}
         super().__init__(data, plan.sampler, plan.local_work, **rules)
         self.secret = plan.secret
         self.timing: dict[str, float] = {}
-        self._post, self._plan, self._poll = post, plan, poll
+        self._transport, self._plan, self._poll = transport, plan, poll
         self._known = {"x": plan.x0, "y": plan.y0}
-        self._holders: dict[int, int] = {}
-        self._samples: dict[int, int] = {}
-        self._greetings: dict[int, str | None] = {}  # by node; None once it has answered
-        self._troubles: dict[int, str] = {}  # nodes that could not be used, and why
-        self._rests: dict[int, float] = {}  # until when such a node is left alone
-        self._connected = False
+        self._discovery = Discovery(transport, plan.clients, plan.timeout)
 
     def connect(self, p: Sequence[float] | None = None) -> list[float]:
-        """Wait for the nodes; learn who holds which clients and, unless given, their weights.
+        """Wait for the nodes; learn which clients they hold and, unless given, their weights.
 
         Args:
-            p: the clients' weights, where they are known from before: then the run may go on
-                although nodes are missing.
+            p: the clients' weights if they are already known, as in a resumed run. The run can
+                then start although nodes are missing.
 
         Returns:
-            The weights as they were given or stated, to be given again when the run is resumed.
+            The weights as given or reported, to be passed in when the run is resumed.
         """
         deadline = time.monotonic() + self._plan.wait
-        while (missing := self._missing()) and time.monotonic() < deadline:
-            self._greet(self._post.nodes())
-            self._look({})
+        while (missing := self._discovery.missing) and time.monotonic() < deadline:
+            self._discovery.ask(self._transport.nodes())
+            self._fetch({})
             time.sleep(self._poll)
         if missing and (p is None or len(missing) == self.n):
-            raise UserError(self._alone(missing))
-        self._connected = True
-        stated = [self._samples.get(i, 0) for i in range(self.n)]
-        weights = next(one for one in (p, self._plan.p, stated) if one is not None)
+            raise UserError(self._incomplete(missing))
+        self._discovery.closed = True
+        reported = [self._discovery.samples.get(i, 0) for i in range(self.n)]
+        weights = next(one for one in (p, self._plan.p, reported) if one is not None)
         self.data = replace(self.data, p=checked_weights(weights, self.n))
         return list(map(float, weights))
 
-    def _alone(self, missing: list[int]) -> str:
-        """Return why the run cannot begin."""
-        last = next(reversed(self._troubles.values()), None)
-        advice = "start their SuperNodes; 'simfbo flower status' shows those there are"
+    def _incomplete(self, missing: list[int]) -> str:
+        """Return why the run cannot start."""
+        problem = self._discovery.problem
+        advice = "start their SuperNodes ('simfbo flower status' lists those that are online)"
         return (
             f"{len(missing)} of {self.n} clients (the first is client {missing[0]}) have no node "
-            f"after {self._plan.wait:g} s: {advice if last is None else f'a node {last}'}."
+            f"after {self._plan.wait:g} s: {advice if problem is None else f'a node {problem}'}."
         )
 
-    def collect(
-        self, work: ClientWork, payload: PyTree, cohort: Cohort, coefs: Coefs, key: jax.Array
-    ) -> tuple[Any, Exchange]:
-        """Return the weighted sums of the replies that pass the gate."""
-        like = self.like(work, payload, coefs, key)
-        asked = self.ask(work, cohort, like)
-        weights, apart = self.weights(cohort, like)
-        adds = self._plan.partial_sums and not apart
-        parts = self._parts(cohort.ids)
-        letters = []
-        for node, places in parts.items():
-            question = Question(
-                asked.number,
-                part_of(payload, places),
-                cohort.ids[places],
-                coefs[places],
-                weights[places] if adds else None,
-                self.gate,
-                None if self.secret else key,
-            )
-            package = ask(question, self._known)
-            letters.append(Letter(node, work.__name__, package, asked.number))
-        answers, why = self._exchange(letters)
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return the weighted sum, or the stack, of the replies that pass the gate."""
+        like = self.like(call)
+        request, stacked = self.request(call, like), self.stacks(call, like)
+        adds = self._plan.partial_sums and not stacked
+        parts = self._parts(call.cohort.ids)
+        outcome = self._send_and_wait(parts, [
+            self._envelope(call, request, node, positions, adds)
+            for node, positions in parts.items()
+        ])  # fmt: skip
         if adds:
-            return self._added(asked, weights, parts, answers, why)
-        return self._gated(asked, weights, apart, parts, answers, why)
+            return self._added(request, outcome)
+        return self._gated(request, call.cohort.weights, stacked, outcome)
+
+    def _envelope(
+        self, call: Call, request: Request, node: int, positions: np.ndarray, adds: bool
+    ) -> Envelope:
+        """Return one node's part of a request."""
+        own = NodeRequest(
+            request.number,
+            part_of(call.payload, positions),
+            call.cohort.ids[positions],
+            call.plan[positions],
+            call.eta,
+            call.cohort.weights[positions] if adds else None,
+            self.gate,
+            None if self.secret else call.key,
+        )
+        package = encode_request(own, self._known)
+        return Envelope(node, request.client_step, package, request.number)
 
     def _gated(
-        self,
-        asked: Asked,
-        weights: np.ndarray,
-        apart: bool,
-        parts: Parts,
-        answers: dict[int, Package],
-        why: dict[int, str],
-    ) -> tuple[Any, Exchange]:
-        """Return the sums of messages that the gate sees one by one."""
+        self, request: Request, weights: np.ndarray, stacked: bool, outcome: Outcome
+    ) -> tuple[PyTree, Exchange]:
+        """Combine messages that the server's gate checks one by one."""
         found = []
-        for node, answer in answers.items():
+        for node, package in outcome.packages.items():
             try:
-                found += replies(answer, asked.ids[parts[node]])
+                found += replies(package, request.ids[outcome.parts[node]])
             except BadPackage as error:
-                why[node] = f"sent {error}"
-        messages, squares, refusals = admit(found, asked, self.gate)
+                outcome.refuse(node, error)
+        messages, squares, refusals = admit(found, request, self.gate)
         admitted = np.array([message is not None for message in messages])
-        sums = sums_of(messages, weights, apart, asked.like)
-        return sums, Exchange(asked, admitted, squares, _explained(refusals, asked, parts, why))
+        total = combined(messages, weights, stacked, request.like)
+        return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
 
-    def _added(
-        self,
-        asked: Asked,
-        weights: np.ndarray,
-        parts: Parts,
-        answers: dict[int, Package],
-        why: dict[int, str],
-    ) -> tuple[Any, Exchange]:
-        """Return the sum of the nodes' partial sums, in the order of their clients."""
-        total, size = sums_of_nothing(weights, False, asked.like), len(asked.ids)
-        admitted, reasons = np.zeros(size, bool), np.full(size, NO_REPLY, object)
-        squares = np.zeros((size, len(jax.tree.leaves(asked.like))))
-        for node, places in sorted(parts.items(), key=lambda pair: pair[1][0]):
-            if node not in answers:
+    def _added(self, request: Request, outcome: Outcome) -> tuple[PyTree, Exchange]:
+        """Add up the nodes' partial sums, in the order of their clients."""
+        size = len(request.ids)
+        total, admitted = zeros_for(size, False, request.like), np.zeros(size, bool)
+        reasons = [Reason.NO_REPLY] * size
+        squares = np.zeros((size, len(jax.tree.leaves(request.like))))
+        for node, positions in sorted(outcome.parts.items(), key=lambda pair: pair[1][0]):
+            if node not in outcome.packages:
                 continue
             try:
-                part = partial_sum(answers[node], asked, asked.ids[places], weights[places])
+                part = partial_sum(outcome.packages[node], request, request.ids[positions])
             except BadPackage as error:
-                why[node] = f"sent {error}"
+                outcome.refuse(node, error)
                 continue
             total = trees.add(total, part.sums)
-            admitted[places], squares[places] = part.passed, part.squares
-            reasons[places[~part.passed]] = "sent a message that its node left out"
+            admitted[positions], squares[positions] = part.passed, part.squares
+            for j in positions[~part.passed]:
+                reasons[j] = Reason.REFUSED_BY_NODE
         refusals = [
-            Refusal(asked.number, asked.work, int(asked.ids[j]), reasons[j])
-            for j in np.flatnonzero(~admitted)
+            Refusal(request.number, request.client_step, int(i), reason, reason.text)
+            for i, reason, passed in zip(request.ids, reasons, admitted, strict=True)
+            if not passed
         ]
-        return total, Exchange(asked, admitted, squares, _explained(refusals, asked, parts, why))
+        return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
 
-    def _exchange(self, letters: list[Letter]) -> tuple[dict[int, Package], dict[int, str]]:
-        """Return the answers by node, and why others have none."""
+    def _send_and_wait(self, parts: Parts, envelopes: list[Envelope]) -> Outcome:
+        """Send a request to the nodes and wait for their responses."""
         begin, sent_at = time.perf_counter(), time.time()
-        numbers = self._post.send(letters, self._plan.timeout)
+        numbers = self._transport.send(envelopes, self._plan.timeout)
         sent = time.perf_counter()
-        waiting = {n: letter.node for n, letter in zip(numbers, letters, strict=True) if n}
-        answers: dict[int, Package] = {}
-        why: dict[int, str] = {}
+        waiting = {n: envelope.node for n, envelope in zip(numbers, envelopes, strict=True) if n}
+        outcome = Outcome(parts, {}, {})
         while waiting:
             left = self._plan.timeout - (time.perf_counter() - begin)
-            for node, answer in self._look(waiting).items():
-                if answer.package is not None:
-                    answers[node] = answer.package
-                else:
-                    why[node] = answer.reason
-                    self._greetings.pop(node, None)  # it may have changed: greet it again
+            for node, response in self._fetch(waiting).items():
+                self._receive(node, response, outcome)
             if left <= 0:
                 break
             if waiting:
                 pause = max(self._poll, 0.1 * (time.perf_counter() - sent))
-                time.sleep(min(pause, max(0.0, left)))
-        online, late = self._post.nodes(), f"{NO_REPLY} within {self._plan.timeout:g} s"
-        for node in {letter.node for letter in letters} - answers.keys() - why.keys():
-            why[node] = late if node in online else AWAY
-            self._greetings.pop(node, None)
-        began, load, compute = max(map(_times, answers.values()), key=sum, default=(0.0, 0.0, 0.0))
+                time.sleep(min(pause, left))
+        self._time_out({envelope.node for envelope in envelopes}, outcome)
+        self._time(outcome.packages, begin, sent_at, sent)
+        return outcome
+
+    def _receive(self, node: int, response: Response, outcome: Outcome) -> None:
+        """Take a node's response into an outcome."""
+        if response.package is not None:
+            outcome.packages[node] = response.package
+        else:
+            outcome.failures[node] = response.reason, response.text
+            self._discovery.ask_again(node)
+
+    def _time_out(self, asked: set[int], outcome: Outcome) -> None:
+        """Note why nodes that were asked have not responded."""
+        online = self._transport.nodes()
+        late = Reason.TIMED_OUT, f"did not reply within {self._plan.timeout:g} s"
+        for node in asked - outcome.packages.keys() - outcome.failures.keys():
+            outcome.failures[node] = late if node in online else _AWAY
+            self._discovery.ask_again(node)
+
+    def _time(
+        self, packages: dict[int, Package], begin: float, sent_at: float, sent: float
+    ) -> None:
+        """Break down where the time of an exchange went."""
+        times = map(_reported_times, packages.values())
+        began, load, compute = max(times, key=sum, default=(0.0, 0.0, 0.0))
         send, total = sent - begin, time.perf_counter() - begin
-        reach = max(0.0, began - sent_at - send) if answers else total - send
+        reach = max(0.0, began - sent_at - send) if packages else total - send
         self.timing = {"send": send, "reach": reach, "load": load, "compute": compute}
         self.timing["back"] = max(0.0, total - sum(self.timing.values()))
-        return answers, why
 
     def _parts(self, ids: np.ndarray) -> Parts:
-        """Return the places of a cohort that each node is asked for."""
-        online = self._post.nodes()
-        self._greet(online)
+        """Split a cohort's positions among the nodes that are online."""
+        online = self._transport.nodes()
+        self._discovery.ask(online)
         parts: dict[int, list[int]] = {}
-        for place, client in enumerate(ids.tolist()):
-            node = self._holders.get(client)
+        for position, client in enumerate(ids.tolist()):
+            node = self._discovery.holders.get(client)
             if node is not None and node in online:
-                parts.setdefault(node, []).append(place)
-        return {node: np.array(places) for node, places in parts.items()}
+                parts.setdefault(node, []).append(position)
+        return {node: np.array(positions) for node, positions in parts.items()}
 
-    def _missing(self) -> list[int]:
-        """Return the clients that no node holds."""
-        return [i for i in range(self.n) if i not in self._holders]
-
-    def _greet(self, online: set[int]) -> None:
-        """Ask nodes that are new, or back, which clients they hold."""
-        self._greetings = {n: letter for n, letter in self._greetings.items() if n in online}
-        now = time.monotonic()
-        new = [n for n in sorted(online - self._greetings.keys()) if self._rests.get(n, now) <= now]
-        if new:
-            hello = [Letter(node, HELLO, Package({}, {})) for node in new]
-            sent = zip(new, self._post.send(hello, self._plan.timeout), strict=True)
-            self._greetings |= {node: number for node, number in sent if number}
-
-    def _look(self, waiting: dict[str, int]) -> dict[int, Answer]:
-        """Return the answers that are there, by node, and take them from those waited for."""
-        greetings = {number: node for node, number in self._greetings.items() if number}
-        found = {}
-        for answer in self._post.fetch([*waiting, *greetings]):
-            if answer.letter in waiting:
-                found[waiting.pop(answer.letter)] = answer
-            elif answer.letter in greetings:
-                self._seat(greetings[answer.letter], answer)
+    def _fetch(self, waiting: dict[str, int]) -> dict[int, Response]:
+        """Return the responses that have arrived, by node, and remove them from `waiting`."""
+        hellos, found = self._discovery.waiting, {}
+        for response in self._transport.fetch([*waiting, *hellos]):
+            if response.number in waiting:
+                found[waiting.pop(response.number)] = response
+            elif response.number in hellos:
+                self._discovery.register(hellos[response.number], response)
         return found
 
-    def _seat(self, node: int, answer: Answer) -> None:
-        """Write down which clients a node holds, by its own word."""
-        try:
-            held = _introduction(answer, self.n)
-            self._require_free(node, held)
-        except BadPackage as error:
-            LOG.warning("Node %s cannot be used yet: it %s.", node, error)
-            self._troubles[node] = str(error)
-            self._rests[node] = time.monotonic() + _REST
-            del self._greetings[node]  # it is greeted again
-            return
-        self._greetings[node] = None
-        self._holders = {i: holder for i, holder in self._holders.items() if holder != node}
-        self._holders |= dict.fromkeys(held, node)
-        self._samples |= held
 
-    def _require_free(self, node: int, held: Iterable[int]) -> None:
-        """Raise if another node that is there holds one of the clients."""
-        others = self._post.nodes() - {node}
-        for client in held:
-            if self._holders.get(client) not in others:
-                continue
-            if not self._connected:
-                raise UserError(
-                    f"Two nodes hold client {client}: give every node clients of its own "
-                    "(--node-config)."
-                )
-            raise BadPackage(f"holds client {client}, as another node does")
+def _explained(refusals: list[Refusal], request: Request, outcome: Outcome) -> list[Refusal]:
+    """Return refusals that say why there was no reply, where that is known."""
+    parts = outcome.parts.items()
+    nodes = {int(i): node for node, positions in parts for i in request.ids[positions]}
+    unknown = Reason.NO_REPLY, Reason.NO_REPLY.text
 
-
-def _explained(
-    refusals: list[Refusal], asked: Asked, parts: Parts, why: dict[int, str]
-) -> list[Refusal]:
-    """Return refusals that say why there was no reply, as far as that is known."""
-    nodes = {int(i): node for node, places in parts.items() for i in asked.ids[places]}
-
-    def reason(refusal: Refusal) -> str:
-        if refusal.reason != NO_REPLY or refusal.client is None:
-            return refusal.reason
+    def explained(refusal: Refusal) -> Refusal:
+        if refusal.reason is not Reason.NO_REPLY or refusal.client is None:
+            return refusal
         node = nodes.get(refusal.client)
-        return AWAY if node is None else why.get(node, NO_REPLY)
+        reason, text = _AWAY if node is None else outcome.failures.get(node, unknown)
+        return refusal._replace(reason=reason, text=text)
 
-    return [refusal._replace(reason=reason(refusal)) for refusal in refusals]
-
-
-def _introduction(answer: Answer, n: int) -> dict[int, int]:
-    """Return the clients that a node says it holds, with their numbers of samples."""
-    if answer.package is None:
-        raise BadPackage(answer.reason)
-    clients, samples = (_whole(answer.package, name) for name in ("clients", "samples"))
-    if len(clients) != len(samples) or not all(0 <= i < n for i in clients):
-        raise BadPackage("holds clients that there are not")
-    if not all(0 < count < 2**53 for count in samples):
-        raise BadPackage("has clients without samples")
-    return dict(zip(clients, samples, strict=True))
+    return list(map(explained, refusals))
 
 
-def _whole(package: Package, name: str) -> list[int]:
-    """Return a list of whole numbers from untrusted settings."""
-    numbers = package.settings.get(name)
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise BadPackage("does not say which clients it holds")
-    return numbers
-
-
-def _times(answer: Package) -> tuple[float, float, float]:
-    """Return when a node began, how long it loaded and computed, by its own word; 0 if unsaid."""
-    found = [answer.settings.get(name) for name in ("began", "load", "compute")]
+def _reported_times(response: Package) -> tuple[float, float, float]:
+    """Return when a node began, and how long it loaded and computed; 0 if it does not say."""
+    found = [response.settings.get(name) for name in ("began", "load", "compute")]
     began, load, compute = (s if isinstance(s, float) and 0 <= s < 1e12 else 0.0 for s in found)
     return began, load, compute

@@ -1,8 +1,8 @@
-"""Trees of arrays as bytes and a description, and back: nothing that is read is ever executed.
+"""Trees of arrays as bytes plus a description, and back. Nothing that is received is executed.
 
 What travels between machines is one block of bytes and a JSON text that says which arrays it holds.
-Whoever reads it checks every size before a byte is used. The shape of a tree (tuples, dicts,
-`Point`) travels as JSON too; parts shaped like x or y are only named, since both sides know them.
+The reader checks every size before it uses a byte. The shape of a tree (tuples, dicts, `Point`)
+travels as JSON too; parts shaped like x or y are only named, since both sides know them.
 """
 
 import json
@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.federation import Dealt
+from simfbo.core.exchange import Reason
+from simfbo.core.ledger import PerClient
 from simfbo.core.problem import Point, PyTree, Weighted
 from simfbo.errors import UserError
 
@@ -23,11 +24,20 @@ _TYPES = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
 _PLAIN = {"tuple": tuple, "list": list}
-_RECORDS = {kind.__name__: kind for kind in (Point, Dealt, Weighted)}
+_RECORDS = {kind.__name__: kind for kind in (Point, PerClient, Weighted)}
 
 
 class BadPackage(ValueError):
-    """Bytes and a description that do not fit together; the text says how."""
+    """A package that cannot be used; the text continues "sent ..." and says what it is.
+
+    Attributes:
+        reason: the kind of refusal that it leads to.
+    """
+
+    def __init__(self, text: str, reason: Reason = Reason.MALFORMED) -> None:
+        """Take what was sent, and the kind of refusal."""
+        super().__init__(text)
+        self.reason = reason
 
 
 def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -44,7 +54,7 @@ def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 def unpack(block: bytes, description: str) -> dict[str, np.ndarray]:
-    """Return the arrays in a block; raise `BadPackage` where it does not fit its description.
+    """Return the arrays in a block; raise `BadPackage` if it does not match its description.
 
     Example:
         >>> unpack(*pack({"n": np.array([1, 2], "int32")}))
@@ -58,7 +68,7 @@ def unpack(block: bytes, description: str) -> dict[str, np.ndarray]:
     found = {}
     for (name, dtype, shape), (start, end) in zip(rows, pairwise(ends), strict=True):
         if name in found:
-            raise BadPackage("an array given twice")
+            raise BadPackage("the same array twice")
         found[name] = np.frombuffer(block[start:end], dtype).reshape(shape)
     return found
 
@@ -67,8 +77,8 @@ def encode(tree: PyTree, known: Mapping[str, PyTree]) -> str:
     """Return the shape of a tree as JSON.
 
     Args:
-        tree: tuples, lists, dicts, `Point`, `Dealt`, None and arrays, and whatever is shaped like
-            one of those known.
+        tree: made of tuples, lists, dicts, `Point`, `PerClient`, None, arrays, and anything shaped
+            like one of the known trees.
         known: trees that the reader knows by the same names.
 
     Returns:
@@ -82,8 +92,8 @@ def encode(tree: PyTree, known: Mapping[str, PyTree]) -> str:
     return json.dumps(_encoded(tree, forms))
 
 
-def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> Any:
-    """Return the tree of a shape, filled with leaves in order; the inverse of `encode`.
+def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> PyTree:
+    """Fill the shape of a tree with leaves, in order; the inverse of `encode`.
 
     Example:
         >>> decode('["tuple", null, "x"]', [1, 2, 3], known={"x": {"w": 0.0, "b": 0.0}})
@@ -93,13 +103,13 @@ def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> Any
     try:
         tree = _decoded(json.loads(text), supply, known)
     except (StopIteration, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadPackage("a payload whose shape cannot be read") from error
+        raise BadPackage("a tree whose shape cannot be read") from error
     if next(supply, None) is not None:
-        raise BadPackage("more arrays than the payload has places")
+        raise BadPackage("more arrays than its tree has leaves")
     return tree
 
 
-def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> Any:
+def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> PyTree:
     """Return the JSON value of a tree's shape."""
     if tree is None:
         return ["NoneType"]
@@ -120,7 +130,7 @@ def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> Any:
     )
 
 
-def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> Any:
+def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> PyTree:
     """Return the tree of a JSON value, taking its leaves from the supply."""
     if value is None:
         return next(supply)
@@ -133,18 +143,16 @@ def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> Any:
     if kind == "NoneType":
         return None
     found = [_decoded(part, supply, known) for part in parts]
-    return (
-        _RECORDS[kind](*found) if kind in _RECORDS else {"tuple": tuple, "list": list}[kind](found)
-    )
+    return _RECORDS[kind](*found) if kind in _RECORDS else _PLAIN[kind](found)
 
 
 def _rows(description: str) -> list[Any]:
     try:
         rows = json.loads(description)
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadPackage("a description that is no JSON") from error
+        raise BadPackage("a description that is not JSON") from error
     if not isinstance(rows, list):
-        raise BadPackage("a description that is no list")
+        raise BadPackage("a description that is not a list")
     return rows
 
 
@@ -153,13 +161,14 @@ def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
     match row:
         case [str(name), str(kind), list(shape)] if all(type(n) is int and n >= 0 for n in shape):
             if kind not in _TYPES:
-                raise BadPackage(f"numbers of an unknown type '{kind[:40]}'")
+                raise BadPackage(f"an array of the unknown type '{kind[:40]}'")
             return name, jnp.dtype(kind), tuple(shape)
-    raise BadPackage("an array that is not described by name, type and shape")
+        case _:
+            raise BadPackage("an array without a name, a type and a shape")
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    """Return how many numbers an array of this shape holds; exact, however large."""
+    """Return the number of elements of an array of this shape: exact, whatever its size."""
     count = 1
     for length in shape:
         count *= length

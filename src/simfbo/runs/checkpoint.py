@@ -1,32 +1,31 @@
-"""Checkpoints: one npz file per step, with a manifest inside and a digest of the whole.
+"""Checkpoints and variables on disk: npz files that NumPy can read, without pickle.
 
-A file appears under its name only when it is complete and on the disk: it is written to a temporary
-name, synced, renamed, and the directory synced. The archive's comment is the SHA-256 of everything
-before it, so any changed bit is noticed, and `numpy.load` still opens the file. Nothing is pickled.
+A checkpoint is one file per step, with a manifest inside. The archive's comment is the SHA-256 of
+everything before it, so that any changed bit is detected. Files are written atomically: a file that
+is there is complete.
 """
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.gate import as_arrays
 from simfbo.core.problem import PyTree
-from simfbo.errors import UserError
+from simfbo.core.trees import as_arrays
+from simfbo.errors import ResumableError, UserError
+from simfbo.runs.files import TEMPORARY, Json, write_atomic
 
 KEPT = 2
-FORMAT = 1
+FORMAT = 2
 _DIGITS = 64  # of a SHA-256 in hexadecimal
 _MANIFEST = "manifest"
 _NAME = re.compile(r"checkpoint-(\d{10})\.npz")
@@ -37,15 +36,15 @@ class Checkpoint(NamedTuple):
     """What a file holds: the arrays by name, and everything else as JSON values."""
 
     arrays: dict[str, np.ndarray]
-    manifest: dict[str, Any]
+    manifest: Json
 
 
 class DamagedError(Exception):
-    """A checkpoint that cannot be trusted; the message says what is wrong with it."""
+    """A checkpoint that cannot be trusted; the message says why."""
 
 
-def save(directory: Path, step: int, tree: PyTree, manifest: Mapping[str, Any]) -> Path:
-    """Return the file that now holds a state; of older ones in the folder, one is kept.
+def save(directory: Path, step: int, tree: PyTree, manifest: Json) -> Path:
+    """Write a checkpoint; of the older ones in the folder, one is kept.
 
     Args:
         directory: an existing folder.
@@ -54,24 +53,25 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Mapping[str, Any]) 
         manifest: everything else, as JSON values.
 
     Returns:
-        The file, on the disk when this returns.
+        The file, which is on the disk when this returns.
     """
     file = directory / _name(step)
     try:
-        put(file, encode(tree, manifest))
+        write_atomic(file, encode(tree, manifest))
     except OSError as error:
-        raise UserError(
-            f"{file} could not be written ({error.strerror}): make room; the checkpoint before "
-            "it is intact, and --resume goes on from there."
-        ) from None
+        failed = (
+            f"{file} could not be written ({error.strerror}), the previous checkpoint is intact: "
+            "free some space, then"
+        )
+        raise ResumableError(failed, directory) from None
     _keep_newest(directory)
     return file
 
 
 def newest(directory: Path, read: Callable[[Checkpoint], T]) -> T | None:
-    """Return what `read` makes of the newest sound checkpoint; None where there is none at all.
+    """Return what `read` makes of the newest usable checkpoint; None if there is no checkpoint.
 
-    A damaged file, or one that `read` refuses with `DamagedError`, is passed over with a warning.
+    A damaged file, or one that `read` rejects with `DamagedError`, is skipped with a warning.
     """
     found = files(directory)
     for file in found:
@@ -79,32 +79,32 @@ def newest(directory: Path, read: Callable[[Checkpoint], T]) -> T | None:
             return read(load(file))
         except DamagedError as error:
             warnings.warn(
-                f"{file} cannot be used ({error}); the one before it is tried.", stacklevel=2
+                f"{file} cannot be used ({error}); trying the previous checkpoint.", stacklevel=2
             )
     if found:
         raise UserError(
-            f"No checkpoint in {directory} can be used: restore the folder from a backup, or run "
-            "anew into another one."
+            f"No checkpoint in {directory} can be used: restore the folder from a backup, or start "
+            "again in another folder."
         )
     return None
 
 
 def files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a folder, newest first."""
+    """Return the checkpoints in a folder, newest first."""
     found = [path for path in directory.glob("checkpoint-*.npz") if _NAME.fullmatch(path.name)]
     return sorted(found, reverse=True)
 
 
-def forget_after(directory: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, which were passed over."""
+def remove_after(directory: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which could not be used."""
     for file in files(directory):
         if file.name > _name(step):
             file.unlink(missing_ok=True)
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a writer that was killed has left."""
-    for path in directory.glob(".*.tmp"):
+    """Remove what a killed writer left behind."""
+    for path in directory.glob(TEMPORARY):
         path.unlink(missing_ok=True)
     _keep_newest(directory)
 
@@ -114,28 +114,7 @@ def _keep_newest(directory: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def put(file: Path, data: bytes) -> None:
-    """Put a file in its place in one step, and on the disk: there is the old one or the new."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # a system that cannot sync folders
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def encode(tree: PyTree, manifest: Mapping[str, Any]) -> bytes:
+def encode(tree: PyTree, manifest: Json) -> bytes:
     """Return the bytes of a checkpoint file."""
     leaves = as_arrays(tree)
     arrays = {name: _storable(leaf) for name, leaf in leaves.items()}
@@ -153,7 +132,7 @@ def encode(tree: PyTree, manifest: Mapping[str, Any]) -> bytes:
 
 
 def load(file: Path) -> Checkpoint:
-    """Return the checkpoint in a file, after a check of its digest."""
+    """Read a checkpoint and verify its digest."""
     try:
         return decode(file.read_bytes())
     except OSError as error:
@@ -161,7 +140,7 @@ def load(file: Path) -> Checkpoint:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Return the checkpoint in a file's bytes; raise `DamagedError` where a bit is wrong."""
+    """Return the checkpoint in a file's bytes; raise `DamagedError` if a bit is wrong."""
     body, found = data[:-_DIGITS], data[-_DIGITS:]
     if len(found) < _DIGITS or found != _digest(body):
         raise DamagedError("its digest is wrong")
@@ -170,22 +149,22 @@ def decode(data: bytes) -> Checkpoint:
             arrays = {name: stored[name] for name in stored.files}
         manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
     except (ValueError, KeyError, zipfile.BadZipFile):
-        raise DamagedError("it is whole, but no checkpoint of simfbo") from None
+        raise DamagedError("it is intact, but not a checkpoint of simfbo") from None
     if manifest["format"] != FORMAT:
         raise DamagedError(f"its format is {manifest['format']}, this version reads {FORMAT}")
     kinds = manifest.pop("dtypes")
     return Checkpoint({n: a.view(jnp.dtype(kinds[n])) for n, a in arrays.items()}, manifest)
 
 
-def restore(arrays: Mapping[str, np.ndarray], like: PyTree) -> Any:
+def restore(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     """Return the arrays in the structure of `like`; names, shapes and dtypes must agree."""
     wanted = as_arrays(like)
     if list(wanted) != list(arrays) or any(
         (a.shape, a.dtype) != (arrays[n].shape, arrays[n].dtype) for n, a in wanted.items()
     ):
         raise UserError(
-            "The checkpoint holds another state than this task and algorithm have: resume with the "
-            "settings that the run was begun with."
+            "The checkpoint does not fit the state of this task and algorithm: resume with the "
+            "settings that the run was started with."
         )
     leaves = [jnp.asarray(arrays[name]) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -196,9 +175,40 @@ def _name(step: int) -> str:
 
 
 def _storable(leaf: np.ndarray) -> np.ndarray:
-    """Return an array whose dtype the npy format knows; bfloat16 and its like go as bytes."""
+    """Return an array whose dtype the npy format knows; bfloat16 and the like become bytes."""
     return leaf.view(f"V{leaf.dtype.itemsize}") if leaf.dtype.kind == "V" else leaf
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
+
+
+def save_variables(file: Path, x: PyTree, y: PyTree) -> None:
+    """Write x and y to a plain npz file, one array per leaf, named by its path."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **as_arrays({"x": x, "y": y}))  # pyright: ignore[reportArgumentType]
+    write_atomic(file, buffer.getvalue())
+
+
+def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the saved (x, y) in the structure of the given ones.
+
+    Args:
+        file: what `save_variables` or `simfbo run` wrote (`variables.npz`).
+        x: an upper variable of the same structure, such as a task's `x0`.
+        y: a lower variable of the same structure.
+
+    Returns:
+        The saved variables.
+    """
+    like = {"x": x, "y": y}
+    try:
+        with np.load(io.BytesIO(Path(file).read_bytes()), allow_pickle=False) as stored:
+            saved = dict(stored)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{file} cannot be read as variables: {error}.") from None
+    shapes = {name: np.shape(leaf) for name, leaf in as_arrays(like).items()}
+    if shapes != {name: array.shape for name, array in saved.items()}:
+        raise UserError(f"{file} holds variables of other shapes: is it from another task?")
+    found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in shapes])
+    return found["x"], found["y"]

@@ -1,8 +1,8 @@
-"""The record of a run: JSON lines on disk, appended as it goes, readable at any moment.
+"""The history of a run: JSON lines on disk, appended during the run, readable at any moment.
 
-The first line is the header (configuration, versions, seed), then one line per evaluation and per
-refused reply, then an end line that says how the run ended. It is strict JSON: a number that is not
-finite is written as null and read as NaN.
+The first line is the header (configuration, versions, seed), followed by one line per evaluation
+and per refused reply, and an end line that says how the run ended. It is strict JSON: a number that
+is not finite is written as null and read as NaN.
 """
 
 import contextlib
@@ -16,12 +16,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from simfbo.errors import UserError
+from simfbo.errors import ResumableError, UserError, require
+from simfbo.runs.files import Json, lock, make_folder
 
 if TYPE_CHECKING:
     import pandas
 
 FILE = "history.jsonl"
+# What records hold besides metrics.
+BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
+               "bytes_up", "refused", "seconds", "cpu_seconds", "projected")  # fmt: skip
 
 
 @dataclass
@@ -30,34 +34,34 @@ class History:
 
     Attributes:
         header: algorithm, seed, rounds, configuration and versions.
-        records: one dictionary per evaluation: `round`, what was sent, `seconds`, the metrics.
-        end: how it ended: `status` is finished, interrupted, diverged or starved (too few replies
-            were left), with a `reason` for the last two; None if it was killed.
+        records: one dictionary per evaluation: `round`, the traffic so far, `seconds`, the metrics.
+        end: how the run ended: `status` is finished, interrupted, diverged or starved (too few
+            replies), with a `reason` for the last two; None if the process was killed.
         state: the algorithm's last state; None in a history loaded from disk.
-        refusals: one dictionary per reply that was not counted: `round`, `exchange`, `work`,
-            `client` and `reason`.
+        refusals: one dictionary per excluded reply: `round`, `exchange`, `client_step`, `client`,
+            `reason` (a value of `simfbo.core.exchange.Reason`) and `text`, the reason in words.
     """
 
-    header: dict[str, Any]
-    records: list[dict[str, Any]] = field(default_factory=list)
-    end: dict[str, Any] | None = None
+    header: Json
+    records: list[Json] = field(default_factory=list)
+    end: Json | None = None
     state: Any = None
-    refusals: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[Json] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
-        """Return the history in a run's folder or file; a torn last line is left out."""
+        """Read the history in a run's folder or file; an incomplete last line is ignored."""
         file = Path(path) / FILE if Path(path).is_dir() else Path(path)
         if not file.is_file():
-            raise UserError(f"No run is at {path}: give a folder that `simfbo run` wrote.")
+            raise UserError(f"There is no run at {path}: pass the folder of a run.")
         return cls.parse(file.read_bytes(), str(file))
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> "History":
-        """Return the history in a file's bytes."""
+        """Return the history in a file's bytes; `name` is what messages call the file."""
         lines = [line for line in map(_parse, data.splitlines()) if line]
         if not lines or lines[0].pop("kind", None) != "header":
-            raise UserError(f"{name} is not a history of simfbo: its first line is no header.")
+            raise UserError(f"{name} is not a history of simfbo: its first line is not a header.")
         history = cls(lines[0])
         for line in lines[1:]:
             kind = line.pop("kind")
@@ -71,23 +75,19 @@ class History:
         return history
 
     def column(self, name: str) -> list[Any]:
-        """Return one value of every record, as `history.column("test_accuracy")`."""
+        """Return one value of every record, as in `history.column("test_accuracy")`."""
         if not self.records or name not in self.records[-1]:
-            known = ", ".join(self.records[-1]) if self.records else "nothing yet"
-            raise UserError(f"The history holds no '{name}'; it holds {known}.")
+            known = ", ".join(self.records[-1]) if self.records else "no records yet"
+            raise UserError(f"The history has no '{name}'; it has {known}.")
         return [record.get(name) for record in self.records]
 
     def frame(self) -> "pandas.DataFrame":
         """Return the records as a pandas DataFrame."""
-        try:
-            import pandas
-        except ImportError:
-            raise UserError("Install pandas for this: pip install 'simfbo[pandas]'.") from None
-        return pandas.DataFrame(self.records)
+        return require("pandas", "pandas").DataFrame(self.records)
 
 
 class Writer:
-    """Appends a history to a file, whole lines at a time."""
+    """Appends whole lines to the history in a folder, which it locks."""
 
     def __init__(self, directory: Path | None, resume: bool = False) -> None:
         """Open DIRECTORY/history.jsonl; without a directory nothing is written.
@@ -101,21 +101,23 @@ class Writer:
             return
         make_folder(directory)
         if not resume and (directory / FILE).exists():
-            raise UserError(
-                f"{directory} already holds a run: choose another output folder, or go on with it: "
-                f"simfbo run --resume {directory}."
-            )
+            taken = f"{directory} already holds a run: choose another folder, or"
+            raise ResumableError(taken, directory)
         self._file = (directory / FILE).open("ab")
-        _lock(self._file, directory)
+        if not lock(self._file):
+            self._file.close()
+            raise UserError(
+                f"The run in {directory} is in progress in another process: wait until it ends."
+            )
 
     def cut(self, size: int) -> None:
-        """Cut the file down to its first bytes."""
+        """Truncate the file to its first `size` bytes."""
         if self._file is not None:
             self._file.flush()
             self._file.truncate(size)
             self._file.seek(0, os.SEEK_END)
 
-    def write(self, kind: str, *lines: Mapping[str, Any]) -> None:
+    def write(self, kind: str, *lines: Json) -> None:
         """Append lines of one kind and flush them."""
         if self._file is not None and lines:
             text = "".join(json.dumps({"kind": kind, **plain(line)}) + "\n" for line in lines)
@@ -123,61 +125,34 @@ class Writer:
                 self._file.write(text.encode())
                 self._file.flush()
             except OSError as error:
-                raise UserError(
-                    f"{self._file.name} could not be written ({error.strerror}): make room; "
-                    "--resume goes on from the last checkpoint."
-                ) from None
+                file = Path(self._file.name)
+                failed = f"{file} could not be written ({error.strerror}): free some space, then"
+                raise ResumableError(failed, file.parent) from None
 
     @property
     def position(self) -> int:
-        """Return how many bytes there are."""
+        """Return the size of the file in bytes."""
         return 0 if self._file is None else self._file.tell()
 
     def sync(self) -> None:
-        """Return when everything is on the disk."""
+        """Wait until everything is on the disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which releases the lock."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what did not fit has been told
+            with contextlib.suppress(OSError):  # a full disk has been reported by `write`
                 self._file.close()
 
 
-def _lock(file: IO[bytes], directory: Path) -> None:
-    """Take the history for this process alone, as long as it is open; the system lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"The run in {directory} is still going on, in another process.") from None
-    except OSError:  # a file system without locks
-        return
-
-
 def plain(values: Any) -> Any:
-    """Return values as strict JSON gives them back, with null for numbers that are not finite."""
+    """Return values as strict JSON gives them back, with None for numbers that are not finite."""
     if isinstance(values, Mapping):
         return {str(key): plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
         return [plain(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder that can be written to, or raise with a sentence."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        writable = os.access(path, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise UserError(f"{path} cannot be used as a folder to write to: choose another one.")
 
 
 def versions() -> dict[str, str]:
@@ -188,7 +163,7 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    # Large products are split by the size of XLA's pool, which moves their last bits.
+    # XLA splits large products by the size of its thread pool, which changes their last bits.
     found["threads"] = os.environ.get("PJRT_NPROC") or str(_cores())
     return found
 
@@ -199,8 +174,8 @@ def _cores() -> int:
     return len(mine(0)) if mine else os.cpu_count() or 1
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return one line of a history; None where it is none."""
+def _parse(line: bytes) -> Json | None:
+    """Return one line of a history; None if it is damaged."""
     try:
         found = json.loads(line)
     except (json.JSONDecodeError, UnicodeDecodeError):

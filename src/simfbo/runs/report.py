@@ -1,26 +1,28 @@
-"""Reports: a metric against rounds, bytes and seconds, as figures and one self-contained page."""
+"""Reports: a metric against rounds, bytes and seconds, as figures and one self-contained page.
 
-import html
+Matplotlib and Jinja2 (`simfbo[plots]`) are needed to draw and to write pages, not for `summary`.
+"""
+
 import io
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 
-from simfbo.errors import UserError
-from simfbo.runs.history import History, make_folder
+from simfbo.core.exchange import Reason
+from simfbo.errors import UserError, require
+from simfbo.runs.files import Json, make_folder, write_atomic
+from simfbo.runs.history import BOOKKEEPING, FILE, History
+from simfbo.runs.palette import COLOURS
 
-BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
-               "bytes_up", "refused", "seconds", "cpu_seconds", "projected")  # fmt: skip
-COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#d6679c", "#7f5539")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TEMPLATE = "report.html.jinja"
 
 
 def metrics(history: History) -> list[str]:
@@ -29,30 +31,35 @@ def metrics(history: History) -> list[str]:
 
 
 def labels(histories: Sequence[History]) -> list[str]:
-    """Return what runs are called in a figure: the algorithm, and whatever sets them apart."""
+    """Return the names of runs in a figure: the algorithm, and the settings that differ."""
     flat = [dict(_flatten(history.header)) for history in histories]
-    keys = {key: None for header in flat for key in header if not key.startswith("versions.")}
+    keys = {
+        key: None
+        for header in flat
+        for key in header
+        if not key.startswith(("versions.", "about."))
+    }
     varying = {
         _last(key): key for key in keys if len({repr(header.get(key)) for header in flat}) > 1
     }
-    apart = [
+    shown = [
         pair for pair in varying.items() if pair[1] not in ("algorithm", "config.algorithm.name")
     ]
     return [
-        ", ".join([header["algorithm"], *(f"{name} {header.get(key)}" for name, key in apart)])
+        ", ".join([header["algorithm"], *(f"{name} {header.get(key)}" for name, key in shown)])
         for header in flat
     ]
 
 
 def draw(
     histories: Sequence[History], metric: str | None = None, names: Sequence[str] | None = None
-) -> Figure:
-    """Return the figure: the metric against communication rounds, megabytes and seconds.
+) -> "Figure":
+    """Draw a metric against communication rounds, megabytes and seconds.
 
     Args:
         histories: the runs, one line each.
-        metric: which; the first run's main one by default.
-        names: what the runs are called; runs of one name share a colour.
+        metric: which one; the first run's main metric by default.
+        names: the runs' names in the legend; runs of the same name share a colour.
 
     Returns:
         A Matplotlib figure.
@@ -60,77 +67,104 @@ def draw(
     if not histories or not all(history.records for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
     if metric is None and not metrics(histories[0]):
-        raise UserError("There is nothing to draw: the run had no `evaluate`, so no metric.")
+        raise UserError("There is nothing to draw: the run had no `evaluate`, hence no metrics.")
     metric = metric or metrics(histories[0])[0]
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
-    names = labels(histories) if names is None else names
-    distinct = list(dict.fromkeys(names))
-    for i, (history, name) in enumerate(zip(histories, names, strict=True)):
-        colour = COLOURS[distinct.index(name) % len(COLOURS)]
-        shown = name if name not in names[:i] else None
-        for ax, (_, along) in zip(axes, _axes(history), strict=True):
-            ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
+    _draw_lines(axes, histories, metric, labels(histories) if names is None else names)
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
         style(ax, name)
-    axes[0].set_ylabel(metric.replace("_", " "))
+    # Names are plain text: a dollar sign in one must not start a formula.
+    axes[0].set_ylabel(metric.replace("_", " "), parse_math=False)
     if spans_decades([history.column(metric) for history in histories]):
         axes[0].set_yscale("log")
-    axes[0].legend(frameon=False, fontsize=8)
+    for text in axes[0].legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)
     return figure
 
 
+def _draw_lines(
+    axes: Sequence["Axes"], histories: Sequence[History], metric: str, names: Sequence[str]
+) -> None:
+    """Draw every run against every cost; the first of each name goes into the legend."""
+    colours = _colours(histories, names)
+    for i, (history, name) in enumerate(zip(histories, names, strict=True)):
+        colour = colours[name]
+        shown = name if name not in names[:i] else None
+        for ax, (_, along) in zip(axes, _axes(history), strict=True):
+            ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
+
+
+def _colours(histories: Sequence[History], names: Sequence[str]) -> dict[str, str]:
+    """Return a colour per name: its algorithm's own, unless another name has that already."""
+    found: dict[str, str] = {}
+    for history, name in zip(histories, names, strict=True):
+        own = history.header.get("about", {}).get("colour")
+        free = [colour for colour in (own, *COLOURS) if colour and colour not in found.values()]
+        found.setdefault(name, free[0] if free else COLOURS[len(found) % len(COLOURS)])
+    return found
+
+
 def save(histories: Sequence[History], directory: Path, metric: str | None = None) -> list[Path]:
-    """Write figure.png, figure.svg and report.html, and return their paths."""
+    """Write figure.png, figure.svg and report.html; return their paths."""
     return write(draw(histories, metric), directory, lambda svg: page(histories, svg))
 
 
-def write(figure: Figure, directory: Path, as_page: Callable[[str], str]) -> list[Path]:
-    """Write a figure in two forms and the page around it, and return their paths."""
+def write(figure: "Figure", directory: Path, as_page: Callable[[str], str]) -> list[Path]:
+    """Write a figure as PNG and SVG, and the page around it; return their paths."""
     make_folder(directory)
-    FigureCanvasAgg(figure).print_png(str(directory / "figure.png"))
-    svg = io.BytesIO()
-    FigureCanvasSVG(figure).print_svg(svg)
-    text = svg.getvalue().decode()
-    (directory / "figure.svg").write_text(text, encoding="utf-8")
-    (directory / "report.html").write_text(as_page(text), encoding="utf-8")
-    return [directory / name for name in ("figure.png", "figure.svg", "report.html")]
+    svg = _rendered(figure, "svg")
+    content = {
+        "figure.png": _rendered(figure, "png"),
+        "figure.svg": svg,
+        "report.html": as_page(svg.decode()),
+    }
+    for name, data in content.items():
+        write_atomic(directory / name, data)
+    return [directory / name for name in content]
+
+
+def _rendered(figure: "Figure", form: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form)
+    return buffer.getvalue()
 
 
 def summary(history: History) -> str:
-    """Return what a run came to, in a few plain sentences."""
+    """Return the outcome of a run in a few sentences."""
     if not history.records:
         return "The run ended before its first evaluation."
     header, last = history.header, history.records[-1]
-    end = (history.end or {}).get("status", "stopped without a word")
+    end = (history.end or {}).get("status", "stopped without an end record")
     found = ", ".join(f"{name.replace('_', ' ')} {last[name]:.4g}" for name in metrics(history))
     lines = [
         f"{header['algorithm']} on {describe(header['config'])}: {end} after {last['round']:,} of "
         f"{header['rounds']:,} iterations.",
-        f"Result: {found or 'no metric was asked for'}.",
+        f"Result: {found or 'no metrics, as the run had no `evaluate`'}.",
         f"Cost: {last['communication_rounds']:,} communication rounds, "
         f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back, "
         f"{last['seconds']:.1f} s of computing.",
     ]
     if last.get("projected"):
-        lines.append(f"The projection of v acted {last['projected']:,} times.")
+        lines.append(f"The projection of v was active {last['projected']:,} times.")
     if history.refusals:
-        lines.append(_refused(history))
+        lines.append(_excluded(history))
     return "\n".join(lines)
 
 
-def _refused(history: History) -> str:
-    """Return which replies did not count, in a sentence."""
+def _excluded(history: History) -> str:
+    """Return how many replies were excluded, and the most frequent reason."""
     clients = {refusal["client"] for refusal in history.refusals}
-    kinds = Counter(re.sub(r"\d[\d.e+-]*", "…", line["reason"]) for line in history.refusals)
-    reason, count = kinds.most_common(1)[0]
+    reason, count = Counter(line["reason"] for line in history.refusals).most_common(1)[0]
+    text = {known.value: known.text for known in Reason}.get(reason, reason)
     return (
-        f"Replies that did not count: {len(history.refusals):,}, of {len(clients):,} clients, most "
-        f"often because the client {reason} ({count:,}); the history lists them."
+        f"Excluded replies: {len(history.refusals):,}, from {len(clients):,} "
+        f"client{'s' * (len(clients) != 1)}; most frequent reason ({count:,}): the client {text}. "
+        f"They are listed in {FILE}."
     )
 
 
-def describe(config: dict[str, Any]) -> str:
+def describe(config: Json) -> str:
     """Return a task's configuration in words."""
     task = dict(config.get("task", {}))
     name = task.pop("name", "a task")
@@ -141,7 +175,7 @@ def describe(config: dict[str, Any]) -> str:
 
 
 def size(count: int) -> str:
-    """Return bytes in a unit that reads well.
+    """Return a number of bytes in a readable unit.
 
     Example:
         >>> size(644_080)
@@ -156,33 +190,48 @@ def size(count: int) -> str:
 
 
 def page(
-    histories: Sequence[History], svg: str, names: Sequence[str] | None = None, table: str = ""
+    histories: Sequence[History],
+    svg: str,
+    names: Sequence[str] | None = None,
+    table: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return one HTML page that needs nothing else; `table` (HTML) stands below the figure."""
-    runs = "".join(map(_section, histories, labels(histories) if names is None else names))
-    drawing = svg[svg.index("<svg") :]
-    return _PAGE.replace("{figure}", drawing).replace("{runs}", table + runs)
+    """Return a self-contained HTML page.
+
+    Args:
+        histories: the runs, one section each.
+        svg: the figure, which is trusted; everything else is escaped.
+        names: titles of the sections; `labels` by default.
+        table: rows to show below the figure, all with the same keys.
+    """
+    jinja = require("jinja2", "plots")
+    environment = jinja.Environment(
+        loader=jinja.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+    )
+    titles = labels(histories) if names is None else names
+    return environment.get_template(_TEMPLATE).render(
+        figure=svg[svg.index("<svg") :],
+        columns=list(table[0]) if table else [],
+        rows=[list(row.values()) for row in table],
+        runs=list(map(_section, histories, titles)),
+    )
 
 
-def _section(history: History, name: str) -> str:
-    """Return the part of the page on one run."""
+def _section(history: History, name: str) -> Json:
+    """Return what the page shows of one run."""
     columns = ["round", "bytes_down", "bytes_up", "seconds", *metrics(history)]
-    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{_cell(name, record)}</td>" for name in columns) + "</tr>"
-        for record in history.records
-    )
-    settings = html.escape(json.dumps(history.header, indent=2))
-    return (
-        f"<section><h2>{html.escape(name)}</h2>"
-        f"<p>{html.escape(summary(history)).replace(chr(10), '<br>')}</p>"
-        f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"<details><summary>Settings, seed and versions</summary><pre>{settings}</pre></details>"
-        "</section>"
-    )
+    return {
+        "name": name,
+        "summary": summary(history).splitlines(),
+        "columns": [column.replace("_", " ") for column in columns],
+        "rows": [[_cell(column, record) for column in columns] for record in history.records],
+        "settings": json.dumps(history.header, indent=2),
+    }
 
 
-def _cell(name: str, record: dict[str, Any]) -> str:
+def _cell(name: str, record: Json) -> str:
     value = record.get(name)
     if name.startswith("bytes"):
         return size(int(value or 0))
@@ -192,7 +241,7 @@ def _cell(name: str, record: dict[str, Any]) -> str:
 
 
 def _axes(history: History) -> list[tuple[str, Any]]:
-    """Return the three horizontal axes: a name and the values."""
+    """Return the three horizontal axes, each with a name and the values."""
     up, down = np.array(history.column("bytes_up")), np.array(history.column("bytes_down"))
     return [
         ("communication rounds", history.column("communication_rounds")),
@@ -201,20 +250,20 @@ def _axes(history: History) -> list[tuple[str, Any]]:
     ]
 
 
-def style(ax: Axes, name: str) -> None:
-    """Name the horizontal axis and quieten the frame."""
+def style(ax: "Axes", name: str) -> None:
+    """Label the horizontal axis and lighten the frame."""
     ax.set_xlabel(name)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
-    """Return whether the values are positive and span more than two decades."""
+    """Return whether all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of nested dictionaries with their dotted keys."""
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -225,24 +274,3 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _last(key: str) -> str:
     return key.rsplit(".", 1)[-1].replace("_", " ")
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>simfbo report</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1100px;
-       padding: 0 1rem; color: #222; background: #fff; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-figure { margin: 0; } svg { width: 100%; height: auto; }
-.wide { overflow-x: auto; max-height: 24rem; overflow-y: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #e4e4e4; }
-th { position: sticky; top: 0; background: #fff; }
-pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; }
-</style></head><body>
-<h1>simfbo report</h1>
-<figure>{figure}</figure>
-{runs}
-</body></html>
-"""

@@ -4,9 +4,9 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.problem import PyTree
 from simfbo.errors import TooFewReplies, UserError
+from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
-from simfbo.runs.run_log import Journal, Progress
+from simfbo.runs.run_log import Progress, RunLog
 
-Evaluate = Callable[[Any], dict[str, float]]
-OnRound = Callable[[int, dict[str, Any] | None], None]
+Evaluate = Callable[[PyTree], dict[str, float]]
+OnRound = Callable[[int, Json | None], None]
+_SMALLER = "Smaller step sizes often help"
 
 
 def run(
@@ -34,45 +36,53 @@ def run(
     evaluate: Evaluate | None = None,
     every: int = 1,
     directory: str | Path | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Json | None = None,
+    about: Json | None = None,
     on_round: OnRound | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
     explosion: float = 1e6,
 ) -> History:
-    """Return the history of `rounds` iterations of an algorithm.
+    """Run `rounds` iterations of an algorithm.
 
-    With a directory, checkpoints are written beside the history: a run that was killed, interrupted
-    or left with too few replies goes on with `resume`, and ends bit for bit as it would have.
+    With a directory, checkpoints are written next to the history: a run that was killed,
+    interrupted or ended for lack of replies can be resumed, and ends bit for bit as if it had never
+    stopped.
 
-    Ctrl-C ends the run cleanly, after a checkpoint. A metric or variable that is not finite, or a
-    variable whose norm explodes, ends it as diverged, and the last good checkpoint stays.
+    Ctrl-C writes a checkpoint and ends the run as interrupted. If a metric or variable is not
+    finite, or the norm of a variable explodes, the run ends as diverged; the last good checkpoint
+    is kept.
 
     Args:
         algorithm: what to run.
-        federation: what to run it on; its ledger goes on counting.
+        federation: what to run it on; its ledger keeps counting.
         x0: initial upper variable.
         y0: initial lower variable.
         rounds: iterations (calls of `algorithm.round`).
-        seed: of every random draw.
+        seed: determines every random draw.
         evaluate: (state) -> metrics by name.
-        every: evaluate after every so many iterations, before the first and after the last.
+        every: iterations between evaluations; the start and the last iteration are always
+            evaluated.
         directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
-        config: goes into the history's header.
-        on_round: called after every iteration with its number and, where evaluated, the record.
-        resume: go on with the run in `directory`, where there is one.
-        checkpoint_seconds: how much time may pass between checkpoints.
-        explosion: how many times its first norm (or 1, if that is larger) x, y or v may reach.
+        config: stored in the history's header; a run is resumed with the same one only.
+        about: stored in the header too, for whoever reads the history.
+        on_round: called after every iteration with its number and its record, which is None if the
+            iteration was not evaluated.
+        resume: continue the run in `directory`, if there is one.
+        checkpoint_seconds: the time between checkpoints.
+        explosion: the run has diverged when the norm of x, y or v exceeds this many times its
+            initial norm (or 1, if that is larger).
 
     Returns:
         The history; `.state` is the last state.
 
     Example:
-        >>> from simfbo import SimulatedFederation, Steps, run, simfbo
+        >>> from simfbo import Point, SimulatedFederation, run
+        >>> from simfbo.algorithms import simfbo
         >>> from simfbo.tasks import quadratic
         >>> task = quadratic()
         >>> history = run(
-        ...     simfbo(task.problem, Steps(y=0.2, v=0.2, x=0.1)),
+        ...     simfbo(task.problem, Point(x=0.1, y=0.2, v=0.2)),
         ...     SimulatedFederation(task.data),
         ...     task.x0,
         ...     task.y0,
@@ -92,35 +102,36 @@ def run(
         "every": every,
         "seed": seed,
         "config": dict(config or {}),
+        "about": dict(about or {}),
         "versions": versions(),
     }
     folder = None if directory is None else Path(directory)
     if folder is not None:
         _require_arrays(algorithm.name, first_state)
-    journal = Journal(folder, header, checkpoint_seconds)
+    log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
     limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
-    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, journal, limits)
+    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, log, limits)
     try:
-        return _go(job, journal.resume(first) if resume else journal.begin(first), seed)
+        return _iterate(job, log.resume(first) if resume else log.start(first), seed)
     finally:
-        journal.close()
+        log.close()
 
 
-def _require_arrays(name: str, state: Any) -> None:
-    """Raise unless a state can be saved, before a long run finds out."""
+def _require_arrays(name: str, state: PyTree) -> None:
+    """Raise before the run starts if its state cannot be saved."""
     for leaf in jax.tree.leaves(state):
         plain = isinstance(leaf, jax.Array | np.ndarray | np.generic)
         if not plain or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             kind = "random key" if plain else type(leaf).__name__
             raise UserError(
-                f"The state of {name} holds a {kind}: keep arrays in it (of a key, its key_data), "
-                "so that it can be saved."
+                f"The state of {name} holds a {kind}, which cannot be saved: use arrays (for a "
+                "random key, its key_data)."
             )
 
 
 class _Job(NamedTuple):
-    """What stays the same over a run."""
+    """What does not change during a run."""
 
     algorithm: Algorithm
     federation: Federation
@@ -128,59 +139,59 @@ class _Job(NamedTuple):
     on_round: OnRound | None
     rounds: int
     every: int
-    journal: Journal
+    log: RunLog
     limits: np.ndarray
 
 
 class _Diverged(Exception):
-    """A variable or metric left all bounds; carries the end of the history."""
+    """A variable or metric diverged; carries the progress and the end of the history."""
 
 
-def _go(job: _Job, at: Progress, seed: int) -> History:
-    """Return the history, after all iterations that are left."""
-    journal, root, fold = job.journal, jax.random.key(seed), jax.jit(jax.random.fold_in)
+def _iterate(job: _Job, at: Progress, seed: int) -> History:
+    """Run the remaining iterations; return the history."""
+    log, root, fold = job.log, jax.random.key(seed), jax.jit(jax.random.fold_in)
     job.federation.ledger.total = at.ledger.total
-    job.federation.ledger.by_work = dict(at.ledger.by_work)
-    _refused(job, 0)
+    job.federation.ledger.by_step = dict(at.ledger.by_step)
+    _take_refusals(job, 0)  # those of an earlier run on the same federation
     try:
         for t in range(at.round + 1, job.rounds + 1):
             at, record = _advance(job, at, t, fold(root, t))
             if job.on_round is not None:
                 job.on_round(t, record)
-            journal.save_when_due(at)
-        end: dict[str, Any] = {"status": "finished"}
-        journal.save(at)
+            log.save_when_due(at)
+        end: Json = {"status": "finished"}
+        log.save(at)
     except KeyboardInterrupt:
         end = {"status": "interrupted"}
-        journal.rewind(at)
-        journal.save(at)
-        # A second Ctrl-C leaves this last look out.
+        log.rewind(at)
+        log.save(at)
+        # A second Ctrl-C skips this last evaluation.
         with contextlib.suppress(KeyboardInterrupt):
-            _look(job, at)
+            _add_last_record(job, at)
     except TooFewReplies as error:
         end = _starved(error, at.round + 1)
         if end["status"] == "starved":
-            journal.save(at)
-        journal.add("refusal", *_refused(job, at.round + 1))
-        _look(job, at)
+            log.save(at)
+        log.add("refusal", *_take_refusals(job, at.round + 1))
+        _add_last_record(job, at)
     except _Diverged as error:
         at, end = error.args
-        _look(job, at)
-    journal.history.state = at.state
-    return journal.end(end)
+        _add_last_record(job, at)
+    log.history.state = at.state
+    return log.end(end)
 
 
-def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress, dict | None]:
-    """Return the progress after iteration t and its record, if due; t = 0 only looks.
+def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress, Json | None]:
+    """Run iteration t; return the progress and its record, if due. t = 0 only evaluates.
 
-    It is complete only when all its lines are written: an interruption before that leaves the
-    progress before it.
+    An iteration is complete when all its lines are written; one that is interrupted before that
+    does not count.
     """
     begin, due = _clocks(), t % job.every == 0 or t == job.rounds
     state = job.algorithm.round(at.state, job.federation, key) if t else at.state
     norms = _norms(_variables(state))
     wall, cpu = _clocks()
-    refusals = _refused(job, t)
+    refusals = _take_refusals(job, t)
     after = Progress(
         t,
         state,
@@ -188,35 +199,35 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
         at.refused + len(refusals),
         at.seconds + wall - begin[0],
         at.cpu_seconds + cpu - begin[1],
-        job.journal.add("refusal", *refusals),
+        job.log.add("refusal", *refusals),
     )
     if end := _exploded(job, after, norms):
         raise _Diverged(after, end)
     record = _record(job, after) if due else None
     if record is not None:
-        after = after._replace(written=job.journal.add("record", record))
+        after = after._replace(written=job.log.add("record", record))
         if end := _not_finite(record):
             raise _Diverged(after, end)
     return after, record
 
 
-def _refused(job: _Job, t: int) -> list[dict[str, Any]]:
-    """Return the refusals of iteration t, and take them from the federation's list."""
+def _take_refusals(job: _Job, t: int) -> list[Json]:
+    """Remove the refusals of iteration t from the federation; return them as history lines."""
     waiting = getattr(job.federation, "refusals", [])
-    refusals = [{"round": t, **refusal._asdict()} for refusal in waiting]
+    lines = [{"round": t, **one._asdict(), "reason": one.reason.value} for one in waiting]
     waiting.clear()
-    return refusals
+    return lines
 
 
-def _look(job: _Job, at: Progress) -> None:
-    """Add a last record, if there is none of this iteration yet."""
-    records = job.journal.history.records
+def _add_last_record(job: _Job, at: Progress) -> None:
+    """Evaluate the last completed iteration, unless that was done."""
+    records = job.log.history.records
     if at.round >= 0 and (not records or records[-1]["round"] < at.round):
-        job.journal.add("record", _record(job, at))
+        job.log.add("record", _record(job, at))
 
 
-def _record(job: _Job, at: Progress) -> dict[str, Any]:
-    """Return one line of the history."""
+def _record(job: _Job, at: Progress) -> Json:
+    """Evaluate a state; return its line of the history."""
     sent = at.ledger.total._asdict()
     metrics = job.evaluate(at.state) if job.evaluate else {}
     return {
@@ -232,11 +243,11 @@ def _record(job: _Job, at: Progress) -> dict[str, Any]:
 
 
 def _clocks() -> tuple[float, float]:
-    """Return wall-clock and processor seconds, all threads of this process together."""
+    """Return wall-clock and processor seconds, the latter over all threads of this process."""
     return time.perf_counter(), time.process_time()
 
 
-def _variables(state: Any) -> dict[str, PyTree]:
+def _variables(state: PyTree) -> dict[str, PyTree]:
     """Return the variables of a state, by name."""
     return {name: getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)}
 
@@ -251,40 +262,41 @@ def _norms_of(variables: tuple[PyTree, ...]) -> jax.Array:
     return jnp.stack([jnp.sqrt(trees.squared_norm(tree)) for tree in variables])
 
 
-def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> dict[str, Any] | None:
-    """Return the end of a run whose variable is not finite or too large; None where all is well."""
+def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> Json | None:
+    """Return the end of the run if a variable is not finite or too large; None otherwise."""
     for name, norm, limit in zip(_variables(at.state), norms, job.limits, strict=True):
         if not norm <= limit:
             latest = getattr(job.federation, "latest", None)
-            client = None if latest is None else latest.loudest
+            client = None if latest is None else latest.largest_sender
             reason = (
                 f"the norm of {name} is {norm:.3g} after round {at.round}, the limit {limit:.3g}; "
-                f"client {client} sent the largest message. Smaller steps for {name} often help"
+                f"client {client} sent the largest message. A smaller step size for {name} often "
+                "helps"
             )
             known = {"round": at.round, "variable": name, "client": client}
             return {"status": "diverged", **known, "reason": reason}
     return None
 
 
-def _not_finite(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the end of a run with a metric that is not finite; None where all are."""
+def _not_finite(record: Json) -> Json | None:
+    """Return the end of the run if a metric is not finite; None otherwise."""
     for name, value in record.items():
         if not math.isfinite(value):
-            reason = f"{name} is not finite after round {record['round']}. Smaller steps often help"
+            reason = f"{name} is not finite after round {record['round']}. {_SMALLER}"
             known = {"round": record["round"], "variable": name}
             return {"status": "diverged", **known, "reason": reason}
     return None
 
 
-def _starved(error: TooFewReplies, t: int) -> dict[str, Any]:
-    """Return the end of a run with too few replies left.
+def _starved(error: TooFewReplies, t: int) -> Json:
+    """Return the end of a run that received too few usable replies.
 
-    Where most of those left out were too large or not finite, that is divergence, not absence.
+    If most excluded replies were too large or not finite, the run diverged; otherwise it starved.
     """
     exchange = error.exchange
-    diverged = exchange.wild
+    diverged = exchange.mostly_oversized
     left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
-    client = int(exchange.asked.ids[np.argmax(left_out)])
-    advice = "Smaller steps often help" if diverged else "Ask more clients, or accept fewer replies"
+    client = int(exchange.request.ids[np.argmax(left_out)])
+    advice = _SMALLER if diverged else "Sample more clients, or lower min_replies"
     status = "diverged" if diverged else "starved"
     return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

@@ -1,1 +1,1 @@
-"""studies."""
+"""Many runs: sweeps, comparisons and tuning, with their tables and figures."""

@@ -1,6 +1,5 @@
 """Figures and pages of comparisons: a line and a confidence band for every method."""
 
-import html
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from scipy import stats
 
+from simfbo.config.catalogue import colour_of
 from simfbo.errors import UserError
 from simfbo.runs import report
+from simfbo.runs.files import write_atomic
 from simfbo.runs.history import History
-from simfbo.studies.comparison import COSTS, Groups, markdown
+from simfbo.runs.palette import COLOURS
+from simfbo.studies.tables import COSTS, Groups, markdown
 
 AXES = {
     "rounds": "communication rounds",
@@ -33,6 +35,20 @@ class Look(NamedTuple):
     mark: float | None = None
 
 
+_STYLES = ("-", "--", "-.", ":")
+
+
+def looks_of(algorithms: Mapping[str, str]) -> dict[str, Look]:
+    """Return a look for each line: a colour per algorithm, a style per line of that colour.
+
+    Args:
+        algorithms: the name of the algorithm behind each line.
+    """
+    colours = {line: colour_of(name) for line, name in algorithms.items()}
+    styles = {colour: itertools.cycle(_STYLES) for colour in colours.values()}
+    return {line: Look(colour, next(styles[colour])) for line, colour in colours.items()}
+
+
 def draw(
     groups: Groups,
     *metrics: str,
@@ -40,14 +56,14 @@ def draw(
     looks: Mapping[str, Look] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Return metrics, a row each, against costs, a column each, with a band per method.
+    """Draw metrics, a row each, against costs, a column each, with a band per method.
 
     Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t).
 
     Args:
         groups: the runs of each method, by the name that the legend shows.
         metrics: what to draw.
-        along: the horizontal axes, of `comparison.COSTS`.
+        along: the horizontal axes, of `tables.COSTS`.
         looks: how each method is drawn; a colour each by default.
         limits: of the vertical axis.
     """
@@ -56,8 +72,7 @@ def draw(
     size = 4 * len(along), 1.3 + 2.9 * len(metrics)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(metrics), len(along), sharey="row", squeeze=False)
-    colours = itertools.cycle(report.COLOURS)
-    looks = looks or dict(zip(groups, map(Look, colours), strict=False))
+    looks = looks or dict(zip(groups, map(Look, itertools.cycle(COLOURS)), strict=False))
     for line, metric in zip(axes, metrics, strict=True):
         _draw_row(line, groups, metric, along, looks)
         if limits:
@@ -142,25 +157,19 @@ def band(
     return along, lines.mean(0), half
 
 
-def save(groups: Groups, metric: str, table: Sequence[Mapping[str, str]], directory: Path) -> None:
+def save(
+    groups: Groups,
+    metric: str,
+    table: Sequence[Mapping[str, str]],
+    directory: Path,
+    looks: Mapping[str, Look] | None = None,
+) -> None:
     """Write table.md, figure.png, figure.svg and report.html."""
-    (directory / "table.md").write_text(markdown(table) + "\n", encoding="utf-8")
+    write_atomic(directory / "table.md", markdown(table) + "\n")
     histories = [history for group in groups.values() for history in group]
     names = [f"{name}, seed {h.header['seed']}" for name, group in groups.items() for h in group]
     report.write(
-        draw(groups, metric),
+        draw(groups, metric, looks=looks),
         directory,
-        lambda svg: report.page(histories, svg, names, _html(table)),
-    )
-
-
-def _html(table: Sequence[Mapping[str, str]]) -> str:
-    """Return the table as HTML."""
-    head = "".join(f"<th>{html.escape(key)}</th>" for key in table[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.values()) + "</tr>"
-        for row in table
-    )
-    return (
-        f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        lambda svg: report.page(histories, svg, names, table),
     )

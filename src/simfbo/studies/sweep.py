@@ -1,4 +1,4 @@
-"""Many runs side by side, each in a worker process; a run that has ended is not run again.
+"""Many runs side by side, each in a worker process; a run that has ended is not repeated.
 
 Light on purpose: JAX is imported in the workers only.
 """
@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simfbo.config.run import RunConfig
+from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
+from simfbo.runs.files import Json
 from simfbo.runs.history import History
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 _LEAVE = 10.0  # seconds that a worker may take to end by itself
-_TOLD_TO_END = 143  # the exit code of a worker that saved first
-_GO_ON = "with --resume, everything goes on from the last checkpoints."
-ENDED = ("finished", "diverged")  # what a run is not taken up again after
+_TERMINATED = 143  # the exit code of a worker that saved first
+_RESUME = "Rerun with --resume to continue from the last checkpoints."
+ENDED = ("finished", "diverged")  # such a run is not resumed
 _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
 
 
@@ -45,8 +45,8 @@ def sweep(
 ) -> list[History]:
     """Return the histories of all jobs, after running those that have not ended yet.
 
-    Interrupted or killed, it goes on where it stopped when it is called again: a run that had
-    finished or diverged is kept, one that was under way goes on from its last checkpoint.
+    Called again after an interruption it resumes: runs that had finished or diverged are kept,
+    others continue from their last checkpoints.
 
     Args:
         jobs: the runs, each with a folder of its own.
@@ -59,8 +59,8 @@ def sweep(
     """
     waiting = [job for job in jobs if _ended(job) is None]
     if waiting:
-        _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _tell(jobs, on_progress))
-    _tell(jobs, on_progress)
+        _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _report(jobs, on_progress))
+    _report(jobs, on_progress)
     return [History.load(job.directory) for job in jobs]
 
 
@@ -91,12 +91,15 @@ def _load(job: Job) -> History | None:
 
 
 def _run_all(
-    jobs: Sequence[Job], workers: int, data_dir: Path | None, tell: Callable[[], None]
+    jobs: Sequence[Job], workers: int, data_dir: Path | None, report: Callable[[], None]
 ) -> None:
     """Run the jobs in worker processes; none is left behind, however this ends."""
     todo, done = _SPAWN.Queue(), _SPAWN.Queue()
-    for job in [*jobs, *[None] * workers]:
-        todo.put(job)
+    for job in jobs:
+        # As JSON: settings derived from a signature have a class that cannot be pickled.
+        todo.put((job.config.model_dump(mode="json"), job.directory))
+    for _ in range(workers):
+        todo.put(None)
     processes = [
         _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
         for _ in range(workers)
@@ -105,7 +108,7 @@ def _run_all(
         process.start()
     try:
         for _ in jobs:
-            _await_one(processes, done, tell)
+            _await_one(processes, done, report)
         for process in processes:
             process.join(_LEAVE)  # they have nothing left to do
     finally:
@@ -114,25 +117,25 @@ def _run_all(
             process.join()
 
 
-def _await_one(processes: list, done: Any, tell: Callable[[], None]) -> None:
-    """Return when another job has ended; raise what went wrong in it."""
+def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) -> None:
+    """Wait until another job has ended; raise what went wrong in it."""
     while True:
         try:
             wrong = done.get(timeout=0.5)
             break
         except queue.Empty:
-            tell()
+            report()
         codes = [process.exitcode for process in processes if process.exitcode]
-        if _TOLD_TO_END in codes:
-            raise UserError(f"A worker process was told to end: {_GO_ON}")
+        if _TERMINATED in codes:
+            raise UserError(f"A worker process was terminated. {_RESUME}")
         if codes and codes[0] < 0:
             raise UserError(
-                f"A worker process was killed by signal {-codes[0]}, perhaps for want of memory: "
-                f"try --jobs 1; {_GO_ON}"
+                f"A worker process was killed by signal {-codes[0]}, possibly out of memory: try "
+                f"--jobs 1. {_RESUME}"
             )
         if codes:
             raise UserError(
-                "A worker process could not start; its message stands above. A script that calls "
+                "A worker process could not start, see its message above. A script that calls "
                 'this needs `if __name__ == "__main__":` around the call.'
             )
     if wrong is not None:
@@ -148,26 +151,26 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
 
     keep_compilations()
     with contextlib.suppress(KeyboardInterrupt):
-        for job in iter(todo.get, None):
-            if not _do(job, done, data_dir):
+        for config, directory in iter(todo.get, None):
+            if not _do(config, directory, done, data_dir):
                 break
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on its way out already
             return
-    sys.exit(_TOLD_TO_END)
+    sys.exit(_TERMINATED)
 
 
-def _do(job: Job, done: Any, data_dir: Path | None) -> bool:
-    """Run one job and say how it went; return whether there is time for another."""
+def _do(config: Json, directory: Path, done: Any, data_dir: Path | None) -> bool:
+    """Run one job and report how it went; return whether there is time for another."""
     try:
-        history = run_job(job, data_dir)
+        history = run_job(Job(checked(config, {}), directory), data_dir)
         if (history.end or {}).get("status") == "interrupted":
             return False
         done.put(None)
     except UserError as error:
         done.put(error)
     except Exception as error:
-        done.put(RuntimeError(f"{job.directory}: {type(error).__name__}: {error}"))
+        done.put(RuntimeError(f"{directory}: {type(error).__name__}: {error}"))
     return True
 
 
@@ -180,25 +183,27 @@ def _end_with_the_parent() -> None:
 
 
 def run_job(job: Job, data_dir: Path | None = None) -> History:
-    """Return the history of one job, run in this process from where it is."""
-    from simfbo.config.build import run_config
+    """Run one job in this process, from its last checkpoint if it has one."""
+    from simfbo.config.build import build, run_built
 
-    return run_config(job.config, _task(job.config, data_dir), job.directory, resume=True)
+    return run_built(build(job.config, _task(job.config, data_dir)), job.directory, resume=True)
+
+
+_KEPT: "dict[tuple[str, Path | None], Task]" = {}  # the last task built
 
 
 def _task(config: RunConfig, data_dir: Path | None) -> "Task":
-    """Return the task of a configuration; the last one built is kept for the next job."""
-    return _build(config.model_dump_json(include={"task", "seed"}), data_dir)
-
-
-@lru_cache(maxsize=1)
-def _build(config: str, data_dir: Path | None) -> "Task":
+    """Return the task of a configuration; it is kept for the next job."""
     from simfbo.config.build_task import build_task
 
-    return build_task(RunConfig.model_validate_json(config), data_dir)
+    key = config.model_dump_json(include={"task", "seed"}), data_dir
+    if key not in _KEPT:
+        _KEPT.clear()
+        _KEPT[key] = build_task(config, data_dir)
+    return _KEPT[key]
 
 
-def _tell(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
+def _report(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
     """Report how many iterations of how many are done, as the histories say."""
     if on_progress is not None:
         on_progress(sum(map(_progress, jobs)), sum(job.config.rounds for job in jobs))

@@ -16,23 +16,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import qmc
 
-from simfbo.config.algorithms import steps_table
 from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
-from simfbo.config.run import RunConfig, as_toml, checked
+from simfbo.config.files import as_toml
+from simfbo.config.methods import steps_table
+from simfbo.config.run import RunConfig, checked
 from simfbo.engines.counting import cost
 from simfbo.errors import UserError
-from simfbo.runs.history import History, make_folder
-from simfbo.studies.comparison import higher_is_better
+from simfbo.runs.files import make_folder, write_atomic
+from simfbo.runs.history import History
 from simfbo.studies.sweep import Job, sweep
 
 Space = Mapping[str, tuple[float, float]]
 OnProgress = Callable[[int, int, int, int], None]
+# Committed trials were drawn in this order.
 _RANGES = {"y": (0.01, 1.0), "v": (0.01, 1.0), "x": (0.005, 0.5)}
 
 
 class Result(NamedTuple):
-    """What came of one trial at one stage.
+    """The outcome of one trial at one stage.
 
     Attributes:
         stage: the stage, from 0.
@@ -75,7 +77,7 @@ def tune(
 ) -> Tuned:
     """Return the best step sizes for the algorithm and task of a configuration.
 
-    Called again with the same folder, it goes on where it stopped.
+    Called again with the same folder, it continues where it stopped.
 
     Args:
         config: the run to tune; its own settings are the first trial.
@@ -83,8 +85,7 @@ def tune(
         budget: communication rounds for all trials together.
         trials: how many to begin with.
         space: lowest and highest value by dotted key; by default the method's step sizes.
-        metric: what to judge by; by default the task's `tuned_by`. Accuracies are to be large,
-            everything else small.
+        metric: what to judge by; by default the task's `tuned_by`.
         workers: processes side by side.
         data_dir: folder of the data sets.
         on_progress: called with stage, stages, iterations done and iterations in all.
@@ -96,6 +97,7 @@ def tune(
     space = default_space(config) if space is None else space
     task = build_task(config, data_dir)
     metric = task.tuned_by or task.metric if metric is None else metric
+    goal = task.goal_of(metric)
     algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     federation = build_federation(config, task.data)
     rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
@@ -112,16 +114,16 @@ def tune(
             for i, history in zip(alive, histories, strict=True)
         ]
         results += found
-        _write(directory / "trials.jsonl", "".join(map(_line, results)))
+        write_atomic(directory / "trials.jsonl", "".join(map(_line, results)))
         sound = [result for result in found if result.score is not None]
         if not sound:
             raise UserError(
-                f"All trials of stage {stage + 1} diverged: give smaller ranges, as --range "
-                "KEY=0.0001..0.01."
+                f"All trials of stage {stage + 1} diverged: give smaller ranges, for example "
+                "--range KEY=0.0001..0.01."
             )
-        alive = [result.trial for result in sorted(sound, key=lambda r: _rank(r, metric))]
+        alive = [result.trial for result in sorted(sound, key=lambda r: _rank(r, goal))]
     best = checked(config.model_dump(), settings[alive[0]])
-    _write(directory / "best.toml", as_toml(best))
+    write_atomic(directory / "best.toml", as_toml(best))
     return Tuned(best, metric, results)
 
 
@@ -133,7 +135,7 @@ def default_space(config: RunConfig) -> dict[str, tuple[float, float]]:
     """Return the ranges of a method's step sizes."""
     table = steps_table(config.algorithm)
     names = type(getattr(config.algorithm, table)).model_fields
-    return {f"algorithm.{table}.{name}": _RANGES[name] for name in names}
+    return {f"algorithm.{table}.{name}": span for name, span in _RANGES.items() if name in names}
 
 
 def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
@@ -190,7 +192,7 @@ def lookup(config: RunConfig, key: str) -> float:
     for part in key.split("."):
         value = getattr(value, part, None)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UserError(f"'{key}' cannot be tuned: it is no number of this configuration.")
+        raise UserError(f"'{key}' cannot be tuned: it is not a number in this configuration.")
     return float(value)
 
 
@@ -224,13 +226,15 @@ def _result(
     return Result(stage, trial, settings, iterations, status, score, spent)
 
 
-def _rank(result: Result, metric: str) -> float:
+def _rank(result: Result, goal: str) -> float:
     """Return a number that is small for good results."""
     score = math.inf if result.score is None else result.score
-    return -score if higher_is_better(metric) else score
+    return -score if goal == "max" else score
 
 
-def _part(on_progress: OnProgress | None, stage: int, stages: int) -> Callable | None:
+def _part(
+    on_progress: OnProgress | None, stage: int, stages: int
+) -> Callable[[int, int], None] | None:
     """Return the sweep's view of `on_progress`."""
     if on_progress is None:
         return None
@@ -239,7 +243,3 @@ def _part(on_progress: OnProgress | None, stage: int, stages: int) -> Callable |
 
 def _line(result: Result) -> str:
     return json.dumps(result._asdict()) + "\n"
-
-
-def _write(file: Path, text: str) -> None:
-    file.write_text(text, encoding="utf-8")

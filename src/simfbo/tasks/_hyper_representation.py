@@ -1,4 +1,4 @@
-"""Hyper-representation learning: clients share a representation x; a linear head y sits on it.
+"""Hyper-representation learning: clients share a representation x with a linear head y on top.
 
     f_i = cross-entropy on client i's validation images,
     g_i = cross-entropy on its training images + lambda/2 ||y||^2
@@ -7,7 +7,7 @@ The experiment of Yang, Xiao, Ji (2023), Section 6; the split into two levels fo
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -15,19 +15,23 @@ import optax
 
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, federate
+from simfbo.core.keys import Purpose
 from simfbo.core.partition import Rows, halve
 from simfbo.core.problem import BilevelProblem, Loss, Point, PyTree
 from simfbo.datasets import ImageData
 from simfbo.errors import UserError
-from simfbo.tasks._personal import Features, halves, personal_accuracies
-from simfbo.tasks.models import Linear, Model, mlp, standardise
+from simfbo.tasks.models import Linear, Model, mlp, moments, standardise
+from simfbo.tasks.personal_heads import Features, halves, personal_accuracies
 from simfbo.tasks.task import Baseline, Metrics, Task
 
 Logits = Callable[[PyTree, Linear, jax.Array], jax.Array]
+Part = tuple[PyTree, PyTree]  # images and labels
 
 _CHUNK = 2000
 _TRAIN_SAMPLE = 10_000
-_SAMPLE = 9  # purpose of a seed
+_ACCURACIES = frozenset(
+    {"unseen_accuracy", "unseen_shared_accuracy", "test_accuracy", "train_accuracy"}
+)
 
 
 def hyper_representation(
@@ -42,51 +46,66 @@ def hyper_representation(
     pull: float = 0.2,
     seed: int = 0,
 ) -> Task:
-    """Return the task of learning a representation across clients.
+    """Build the task of learning a representation across clients.
 
     Args:
-        images: a data set from `simfbo.datasets.load`.
+        images: a dataset from `simfbo.datasets.load`.
         parts: each client's rows of the training images, from `simfbo.core.partition`.
         model: the network; by default a perceptron with 200 hidden units.
-        upper_share: share of each client's images that the upper loss sees.
-        batch_size: images in a minibatch of either level.
+        upper_share: share of each client's images that the upper loss uses.
+        batch_size: images in a minibatch at either level.
         regularisation: lambda, which makes g strongly convex in y.
-        unseen: how many of the clients, the last ones, take no part; heads of their own are fitted
-            and tested on their images.
-        pull: how strongly those heads are drawn to the shared one.
+        unseen: how many clients, the last ones, are left out of training; they fit and test heads
+            of their own.
+        pull: how strongly those heads are pulled towards the shared one.
         seed: of the initial weights and of the split into levels.
 
     Returns:
         The task; its metrics are accuracy and loss on the test images and accuracy on (up to 10,000
-        of) the training images. With `unseen` clients theirs come first, and baselines are added.
+        of) the training images. With `unseen` clients, their accuracy comes first and baselines are
+        added.
     """
     pixels, labels = images.train_images, images.train_labels
     classes = int(labels.max()) + 1
     model = model or mlp(int(np.prod(pixels.shape[1:])), 200, classes)
     if not 0 <= unseen < len(parts):
         raise UserError(f"unseen must leave some of {len(parts)} clients to train, got {unseen}.")
-    seen, apart = parts[: len(parts) - unseen], parts[len(parts) - unseen :]
+    seen, left_out = parts[: len(parts) - unseen], parts[len(parts) - unseen :]
     lower, upper = halve(seen, upper_share, seed)
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
-    # Rounds fold 1, 2, ... into the seed's key; 0 is left for the initial weights.
+    # Rounds fold 1, 2, ... into the seed's key; 0 is reserved for the initial weights.
     x0, y0 = model.init(jax.random.fold_in(jax.random.key(seed), 0))
-    if apart:  # what unseen clients hold must not enter anything that is looked at or scaled by
+    if left_out:  # unseen clients' images must not enter the metrics or the pixels' scale
         own = np.sort(np.concatenate(seen))
         images = images._replace(train_images=pixels[own], train_labels=labels[own])
-    logits = scores(model, *moments(images.train_images))
-    loss = cross_entropy(logits)
-    problem = BilevelProblem(loss, regularised(loss, regularisation))
-    evaluate = evaluator(logits, images)
+    scale = moments(images.train_images)
+    problem = losses(model, *scale, regularisation)
+    evaluate = evaluator(scores(model, *scale), images)
     metric, baselines = "test_accuracy", ()
-    if apart:
-        metric, scaled = "unseen_accuracy", _scaled(model, *moments(images.train_images))
-        personal = personal_accuracies(scaled, halves(pixels, labels, apart, seed), pull)
+    if left_out:
+        metric, scaled = "unseen_accuracy", _scaled(model, *scale)
+        personal = personal_accuracies(scaled, halves(pixels, labels, left_out, seed), pull)
         evaluate = _with_unseen(personal, evaluate)
         together = federate((pixels, labels), seen, seen, batch_size=batch_size)
         baselines = _baselines(problem, data, together, x0, y0, evaluate)
     return Task(
-        "hyper-representation", problem, data, x0, y0, evaluate, metric, "train_accuracy", baselines
-    )
+        "hyper-representation", problem, data, x0, y0, evaluate, metric, "max", "train_accuracy",
+        _ACCURACIES, baselines,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def losses(model: Model, mean: float, deviation: float, weight: float) -> BilevelProblem:
+    """Build the two losses on batches (images, labels), once for the same settings.
+
+    Args:
+        model: the network.
+        mean: of the pixels.
+        deviation: of the pixels.
+        weight: lambda.
+    """
+    loss = cross_entropy(scores(model, mean, deviation))
+    return BilevelProblem(loss, regularised(loss, weight))
 
 
 def _scaled(model: Model, mean: float, deviation: float) -> Features:
@@ -99,10 +118,12 @@ def _scaled(model: Model, mean: float, deviation: float) -> Features:
     return features
 
 
-def _with_unseen(personal: Callable[..., tuple], evaluate: Metrics) -> Metrics:
-    """Return the metrics with those of clients that took no part before them."""
+def _with_unseen(
+    personal: Callable[[PyTree, Linear], tuple[jax.Array, jax.Array]], evaluate: Metrics
+) -> Metrics:
+    """Put the metrics of unseen clients before the others."""
 
-    def both(state: Any) -> dict[str, float]:
+    def both(state: PyTree) -> dict[str, float]:
         own, shared = map(float, personal(state.x, state.y))
         return {"unseen_accuracy": own, "unseen_shared_accuracy": shared, **evaluate(state)}
 
@@ -117,9 +138,9 @@ def _baselines(
     y0: Linear,
     evaluate: Metrics,
 ) -> tuple[Baseline, ...]:
-    """Return a head on features at random, and representation and head trained together."""
+    """Return a head on random features, and representation and head trained together."""
 
-    def one_level(x: Any, y: Point, batch: PyTree) -> jax.Array:
+    def one_level(x: PyTree, y: Point[PyTree], batch: PyTree) -> jax.Array:
         return problem.lower(y.x, y.y, batch)
 
     joint, nothing = BilevelProblem(one_level, one_level), np.zeros(1, np.float32)
@@ -139,14 +160,6 @@ def scores(model: Model, mean: float, deviation: float) -> Logits:
     return logits
 
 
-def moments(pixels: np.ndarray) -> tuple[float, float]:
-    """Return mean and standard deviation of bytes, exactly and without a float copy of them."""
-    chunks = (pixels[i : i + _CHUNK] for i in range(0, len(pixels), _CHUNK))
-    counts = sum(np.bincount(chunk.ravel(), minlength=256) for chunk in chunks)
-    mean = np.average(np.arange(256), weights=counts)
-    return float(mean), float(np.sqrt(np.average((np.arange(256) - mean) ** 2, weights=counts)))
-
-
 def cross_entropy(logits: Logits) -> Loss:
     """Return the mean cross-entropy on a batch (images, labels)."""
 
@@ -163,34 +176,34 @@ def regularised(loss: Loss, weight: float) -> Loss:
 
 
 def _sample(count: int) -> np.ndarray:
-    """Return the same random rows every time, 10,000 of them or all there are.
+    """Return 10,000 random rows, or all if there are fewer; always the same ones.
 
-    Random, since every so many-th would not do: MNIST's digits come in a rhythm.
+    Every k-th row would be a biased sample, since MNIST's digits follow a periodic pattern.
     """
-    rows = np.random.default_rng(_SAMPLE).permutation(count)[:_TRAIN_SAMPLE]
+    rows = np.random.default_rng(int(Purpose.EVALUATION_ROWS)).permutation(count)[:_TRAIN_SAMPLE]
     return np.sort(rows)
 
 
-def evaluator(logits: Logits, images: ImageData) -> Callable[[Any], dict[str, float]]:
+def evaluator(logits: Logits, images: ImageData) -> Callable[[PyTree], dict[str, float]]:
     """Return the function (state) -> accuracies and test loss."""
     rows = _sample(len(images.train_labels))
     train = images.train_images[rows], images.train_labels[rows]
     test = images.test_images, images.test_labels
 
     @jax.jit
-    def totals(x: PyTree, y: Linear, batch: tuple) -> tuple[jax.Array, jax.Array]:
+    def totals(x: PyTree, y: Linear, batch: Part) -> tuple[jax.Array, jax.Array]:
         found = logits(x, y, batch[0])
         loss = optax.softmax_cross_entropy_with_integer_labels(found, batch[1])
         right = found.argmax(-1).astype(batch[1].dtype) == batch[1]
         return right.sum(), loss.sum()
 
-    def means(state: Any, part: tuple) -> tuple[float, float]:
+    def means(state: PyTree, part: Part) -> tuple[float, float]:
         cuts = range(0, len(part[1]), _CHUNK)
         sums = [totals(state.x, state.y, tuple(a[i : i + _CHUNK] for a in part)) for i in cuts]
         correct, loss = map(sum, zip(*sums, strict=True))
         return float(correct) / len(part[1]), float(loss) / len(part[1])
 
-    def evaluate(state: Any) -> dict[str, float]:
+    def evaluate(state: PyTree) -> dict[str, float]:
         accuracy, loss = means(state, test)
         return {
             "test_accuracy": accuracy,

@@ -1,17 +1,18 @@
-"""Long tail: few samples of many classes, and every class is to count alike.
+"""Long tail: some classes have few samples, and all classes should count equally.
 
-Training adds to the class scores what makes up for the imbalance, a scale and a shift per class:
+Training corrects the class scores for the imbalance by a scale and a shift per class:
 
     g_i = mean cross-entropy(exp(a_c) score_c + log(share_c) + b_c, label) + lambda/2 ||y||^2,
     f_i = mean cross-entropy(score, label) / (C share_label)  +  rho/2 (||a||^2 + ||b||^2),
 
 on the folds of a cross-validation (`simfbo.tasks.linear`); predictions use the score alone.
-x = (a, b) begins at zero, which is logit adjustment (Menon et al. 2021), and learns what that
-leaves; scales and shifts are the vector-scaling loss of Kini et al. (2021), learnt centrally by Li
-et al. (2021).
+x = (a, b) starts at zero, which is logit adjustment (Menon et al. 2021), and learns the rest.
+Scales and shifts are those of the vector-scaling loss of Kini et al. (2021); Li et al. (2021) learn
+them on one machine.
 """
 
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,72 +21,74 @@ import numpy as np
 from simfbo.core import trees
 from simfbo.core.data import FederatedData
 from simfbo.core.partition import Rows
-from simfbo.core.problem import BilevelProblem
-from simfbo.errors import UserError
+from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.tasks import linear
+from simfbo.tasks.metrics import by_class
 from simfbo.tasks.models import Linear
-from simfbo.tasks.samples import Samples
-from simfbo.tasks.task import Baseline, Metrics, Task
+from simfbo.tasks.samples import Samples, Training
+from simfbo.tasks.task import Baseline, Metrics, Setting, Task
 
-_TAIL = 16  # purpose of a seed
 _GRID = np.linspace(-1.0, 1.0, 9)
 
 
 class Adjustment(NamedTuple):
-    """The upper variable: for each class the logarithm of its scale, and its shift."""
+    """The upper variable: the logarithm of the scale, and the shift, of every class."""
 
-    scale: Any
-    shift: Any
+    scale: PyTree
+    shift: PyTree
 
 
-def problem(shares: np.ndarray, folds: int, penalty: float, prior: float) -> BilevelProblem:
-    """Return the two losses, on batches (features, label, fold).
+@lru_cache(maxsize=32)
+def problem(shares: tuple[float, ...], folds: int, penalty: float, prior: float) -> BilevelProblem:
+    """Build the two losses on batches (features, label, fold), once for the same settings.
 
     Args:
-        shares: each class' share of all training rows.
+        shares: each class's share of all training rows.
         folds: of the cross-validation.
         penalty: lambda.
         prior: rho.
     """
     base = jnp.log(jnp.maximum(jnp.asarray(shares, jnp.float32), 1e-6))
-    balance = jnp.asarray(linear.weights_of(shares), jnp.float32)
+    balance = jnp.asarray(linear.balancing_weights(np.asarray(shares)), jnp.float32)
     classes = len(shares)
 
-    def train(x: Adjustment, model: Linear, rows: tuple) -> jax.Array:
+    def train(x: Adjustment, model: Linear, rows: linear.Batch) -> jax.Array:
         scores = model(rows[0])
         adjusted = jnp.exp(x.scale) * scores + (base.astype(scores.dtype) + x.shift)
         return linear.losses(adjusted, rows[1], classes)
 
-    def check(x: Adjustment, model: Linear, rows: tuple) -> jax.Array:
+    def check(x: Adjustment, model: Linear, rows: linear.Batch) -> jax.Array:
         found = linear.losses(model(rows[0]), rows[1], classes)
         return balance.astype(found.dtype)[rows[1]] * found
 
     fit = linear.cross_validated(train, check, folds, penalty)
 
-    def upper(x: Adjustment, y: Linear, batch: tuple) -> jax.Array:
+    def upper(x: Adjustment, y: Linear, batch: linear.Batch) -> jax.Array:
         return fit.upper(x, y, batch) + 0.5 * prior * trees.squared_norm(x)
 
     return BilevelProblem(upper, fit.lower)
 
 
-def long_tailed(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
-    """Return rows such that classes fall off geometrically, in a random order of classes.
-
-    Args:
-        labels: of all rows.
-        imbalance: how many times more samples the first class has than the last.
-        seed: of the order of classes and of the rows.
-    """
-    if imbalance < 1:
-        raise UserError(f"The imbalance must be at least 1, got {imbalance}.")
-    rng, classes = np.random.default_rng([_TAIL, seed]), np.unique(labels)
-    most = np.bincount(labels).min(where=np.bincount(labels) > 0, initial=len(labels))
-    fall = imbalance ** -(np.arange(len(classes)) / max(1, len(classes) - 1))
-    rows = [
-        rng.permutation(np.flatnonzero(labels == label))[: max(2, round(most * share))]
-        for label, share in zip(rng.permutation(classes), fall, strict=True)
-    ]
-    return rng.permutation(np.concatenate(rows))
+def assemble(
+    training: Training,
+    shares: np.ndarray,
+    *,
+    folds: int,
+    penalty: float,
+    prior: float,
+    batch_size: int | None,
+    seed: int,
+) -> Setting:
+    """Assemble problem, data and initial point; the task and the estimator share this."""
+    fold = linear.assign_folds(training.target, folds, seed)
+    zero, width = np.zeros(len(shares), np.float32), training.features.shape[1]
+    rows = (training.features, training.target, fold)
+    return Setting(
+        problem(tuple(shares.tolist()), folds, penalty, prior),
+        linear.on_both_levels(rows, training.parts, batch_size),
+        Adjustment(zero, zero),
+        linear.zeros(width, len(shares), folds),
+    )
 
 
 def long_tail(
@@ -98,77 +101,71 @@ def long_tail(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Return the task of learning how to make up for an imbalance of classes.
+    """Build the task of learning how to correct for an imbalance of classes.
 
     Args:
-        samples: the rows, long-tailed already (`long_tailed`).
+        samples: the rows, already long-tailed (`samples.long_tailed`).
         parts: each client's rows.
         folds: of the cross-validation.
         penalty: lambda.
-        prior: rho, which keeps classes of a handful of samples from being overfitted.
+        prior: rho, which prevents overfitting to classes with a handful of samples.
         batch_size: rows in a minibatch; all by default.
         seed: of the folds.
 
     Returns:
         The task; its metric is the mean accuracy over classes on the test rows.
     """
-    classes, features = samples.classes, samples.features.shape[1]
-    shares = np.bincount(samples.target, minlength=classes) / len(samples.target)
-    fold = linear.assign_folds(samples.target, folds, seed)
-    data = linear.held((samples.features, samples.target, fold), parts, batch_size)
-    losses = problem(shares, folds, penalty, prior)
-    zero = np.zeros(classes, np.float32)
-    x0, y0 = Adjustment(zero, zero), linear.zeros(features, classes, folds)
-    evaluate = _evaluator(problem(shares, folds, penalty, 0.0), data, samples)
-    logs = np.log(np.maximum(shares, 1e-6)).astype(np.float32)
-
-    def adjusted(*taus: float) -> tuple[Adjustment, ...]:
-        return tuple(Adjustment(zero, np.float32(tau - 1) * logs) for tau in taus)
-
-    def baseline(name: str, losses: BilevelProblem, *taus: float) -> Baseline:
-        return Baseline(name, losses, data, y0, adjusted(*taus), evaluate)
-
-    weighed = BilevelProblem(losses.upper, _weighed(shares, folds, penalty))
+    shares = np.bincount(samples.target, minlength=samples.classes) / len(samples.target)
+    setting = assemble(
+        samples.dealt(parts), shares, folds=folds, penalty=penalty, prior=prior,
+        batch_size=batch_size, seed=seed,
+    )  # fmt: skip
+    without_prior = problem(tuple(shares.tolist()), folds, penalty, 0.0)
+    evaluate = _evaluator(without_prior, setting.data, samples)
+    weighted = _weighted(tuple(shares.tolist()), folds, penalty)
     return Task(
-        "long-tail", losses, data, x0, y0, evaluate, "balanced_accuracy", "upper_loss",
-        (
-            baseline("no tuning", losses, 0.0),
-            baseline("inverse frequency", weighed, 0.0),
-            baseline("logit adjustment", losses, 1.0),
-            baseline("logit adjustment, 9 strengths tried", losses, *(1 + _GRID)),
-        ),
+        "long-tail", *setting, evaluate, "balanced_accuracy", "max", "upper_loss",
+        frozenset({"worst_class_accuracy"}), _baselines(setting, weighted, shares, evaluate),
     )  # fmt: skip
 
 
-def _weighed(shares: np.ndarray, folds: int, penalty: float) -> Any:
-    """Return the lower loss with weights in inverse proportion to a class' share."""
-    balance, classes = jnp.asarray(linear.weights_of(shares), jnp.float32), len(shares)
+def _baselines(
+    setting: Setting, weighted: BilevelProblem, shares: np.ndarray, evaluate: Metrics
+) -> tuple[Baseline, ...]:
+    """Return training as it is, with inverse frequencies, and with logit adjustments."""
+    logs = np.log(np.maximum(shares, 1e-6)).astype(np.float32)
 
-    def train(x: Any, model: Linear, rows: tuple) -> jax.Array:
-        found = linear.losses(model(rows[0]), rows[1], classes)
+    def baseline(name: str, losses: BilevelProblem, *taus: float) -> Baseline:
+        zero = setting.x0.scale
+        xs = tuple(Adjustment(zero, np.float32(tau - 1) * logs) for tau in taus)
+        return Baseline(name, losses, setting.data, setting.y0, xs, evaluate)
+
+    return (
+        baseline("no tuning", setting.problem, 0.0),
+        baseline("inverse frequency", weighted, 0.0),
+        baseline("logit adjustment", setting.problem, 1.0),
+        baseline("logit adjustment, 9 strengths tried", setting.problem, *(1 + _GRID)),
+    )
+
+
+@lru_cache(maxsize=32)
+def _weighted(shares: tuple[float, ...], folds: int, penalty: float) -> BilevelProblem:
+    """Build the losses with weights inversely proportional to the class shares, at both levels."""
+    balance = jnp.asarray(linear.balancing_weights(np.asarray(shares)), jnp.float32)
+
+    def train(x: PyTree, model: Linear, rows: linear.Batch) -> jax.Array:
+        found = linear.losses(model(rows[0]), rows[1], len(shares))
         return balance.astype(found.dtype)[rows[1]] * found
 
-    return linear.cross_validated(train, train, folds, penalty).lower
-
-
-def by_class(found: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
-    """Return the accuracy on every class; NaN for one without samples.
-
-    Example:
-        >>> by_class(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
-        [0.5, 1.0]
-    """
-    right = np.bincount(target, weights=found == target, minlength=classes)
-    count = np.bincount(target, minlength=classes)
-    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
+    return linear.cross_validated(train, train, folds, penalty)
 
 
 def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) -> Metrics:
-    """Return (state) -> accuracies on the test rows, and the upper loss without its prior."""
+    """Return (state) -> accuracies on the test rows, and the upper loss without the prior."""
     upper, inputs = linear.upper_loss(losses, data), jnp.asarray(samples.test_features)
     predict = jax.jit(lambda y: linear.averaged(y)(inputs).argmax(-1))
 
-    def evaluate(state: Any) -> dict[str, float]:
+    def evaluate(state: PyTree) -> dict[str, float]:
         found = by_class(np.asarray(predict(state.y)), samples.test_target, samples.classes)
         return {
             "balanced_accuracy": float(np.nanmean(found)),

@@ -1,4 +1,4 @@
-"""Quadratic bilevel problems, whose solution and hypergradient have a closed form.
+"""Quadratic bilevel problems with closed forms of solution and hypergradient.
 
     g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i)
     f_i(x, y) = 1/2 (y - t_i)'C_i (y - t_i) + 1/2 (x - s_i)'D_i (x - s_i)
@@ -9,14 +9,14 @@ grad Phi(x) = D x - Ds + B' v*(x).
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.data import from_clients
-from simfbo.core.problem import BilevelProblem
+from simfbo.core.keys import Purpose, seed_rng
+from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.tasks.task import Task
-
-_COEFFICIENTS, _SCATTER = 5, 6  # purposes of a seed
 
 
 class ClosedForm(NamedTuple):
@@ -30,20 +30,20 @@ class ClosedForm(NamedTuple):
     D: np.ndarray
     Ds: np.ndarray
 
-    def y(self, x: Any) -> np.ndarray:
+    def y(self, x: PyTree) -> np.ndarray:
         """Return y*(x)."""
         return np.linalg.solve(self.A, self.B @ np.asarray(x) + self.c)
 
-    def v(self, x: Any) -> np.ndarray:
+    def v(self, x: PyTree) -> np.ndarray:
         """Return v*(x), the solution of grad^2_yy G v = grad_y F."""
         return np.linalg.solve(self.A, self.C @ self.y(x) - self.Ct)
 
-    def hypergradient(self, x: Any) -> np.ndarray:
+    def hypergradient(self, x: PyTree) -> np.ndarray:
         """Return grad Phi(x)."""
         return self.D @ np.asarray(x) - self.Ds + self.B.T @ self.v(x)
 
     def x(self) -> np.ndarray:
-        """Return the minimiser of Phi; grad Phi is affine, so one linear solve finds it."""
+        """Return the minimiser of Phi, by one linear solve: grad Phi is affine."""
         zero = np.zeros(self.B.shape[1])
         at_zero = self.hypergradient(zero)
         slope = np.stack([self.hypergradient(e) - at_zero for e in np.eye(len(zero))], axis=1)
@@ -51,7 +51,7 @@ class ClosedForm(NamedTuple):
 
 
 class Quadratic(NamedTuple):
-    """The coefficients of n clients, the client along the first axis."""
+    """The coefficients of n clients, stacked along the first axis."""
 
     A: np.ndarray
     B: np.ndarray
@@ -62,7 +62,7 @@ class Quadratic(NamedTuple):
     s: np.ndarray
 
     def closed_form(self, weights: Any = None) -> ClosedForm:
-        """Return the exact solution for the given client weights; equal ones by default."""
+        """Return the exact solution for the given client weights; equal weights by default."""
         n = len(self.A)
         w = np.full(n, 1 / n) if weights is None else np.asarray(weights)
 
@@ -82,20 +82,21 @@ class Quadratic(NamedTuple):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> Task:
-        """Return the task with these coefficients.
+        """Build the task with these coefficients.
 
         Args:
             p: client weights; equal by default.
-            samples: per client; their c, t and s scatter around the client's own with mean zero.
-            noise: standard deviation of that scatter.
-            batch_size: None for full batches, which leave no noise.
+            samples: per client; their c, t and s scatter around the client's values, which are
+                exactly their mean.
+            noise: standard deviation of the scatter.
+            batch_size: None for full batches, which are free of noise.
             seed: of the scatter.
 
         Returns:
-            The task; its metrics compare with the closed form.
+            The task; its metrics are distances from the closed form.
         """
         n = len(self.A)
-        rng = np.random.default_rng([_SCATTER, seed])
+        rng = seed_rng(seed, Purpose.SCATTER)
         lower = [
             (_repeat(self.A[i], samples), _repeat(self.B[i], samples),
              _scatter(self.c[i], samples, noise, rng))
@@ -117,11 +118,11 @@ class Quadratic(NamedTuple):
 def random_quadratic(
     clients: int = 10, dim_x: int = 4, dim_y: int = 5, heterogeneity: float = 1.0, seed: int = 0
 ) -> Quadratic:
-    """Return random coefficients; with heterogeneity 0 all clients are the same.
+    """Draw random coefficients; with heterogeneity 0 all clients are the same.
 
     The clients' Hessians A_i have eigenvalues in [1, 2 + heterogeneity].
     """
-    rng = np.random.default_rng([_COEFFICIENTS, seed])
+    rng = seed_rng(seed, Purpose.COEFFICIENTS)
 
     def spread(base: np.ndarray) -> np.ndarray:
         return base + heterogeneity * rng.normal(size=(clients, *base.shape))
@@ -151,7 +152,7 @@ def quadratic(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Return a random quadratic task; see `random_quadratic` and `Quadratic.task`.
+    """Build a random quadratic task; see `random_quadratic` and `Quadratic.task`.
 
     Example:
         >>> quadratic(clients=3).data.n
@@ -161,12 +162,12 @@ def quadratic(
     return coefficients.task(None, samples, noise, batch_size, seed)
 
 
-def _lower(x: Any, y: Any, batch: Any) -> Any:
+def _lower(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     A, B, c = batch
     return jnp.mean(0.5 * jnp.einsum("i,bij,j->b", y, A, y) - (B @ x + c) @ y)
 
 
-def _upper(x: Any, y: Any, batch: Any) -> Any:
+def _upper(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     C, t, D, s = batch
     of_y = jnp.einsum("bi,bij,bj->b", y - t, C, y - t)
     return jnp.mean(0.5 * of_y + 0.5 * jnp.einsum("bi,bij,bj->b", x - s, D, x - s))
@@ -176,8 +177,8 @@ PROBLEM = BilevelProblem(upper=_upper, lower=_lower)
 
 
 @np.errstate(all="ignore")
-def _metrics(truth: ClosedForm, state: Any) -> dict[str, float]:
-    """Return the distances of a state from the closed form at its x; infinite where they are."""
+def _metrics(truth: ClosedForm, state: PyTree) -> dict[str, float]:
+    """Return the distances of a state from the closed form at its x; they may be infinite."""
     metrics = {
         "grad_norm_squared": float(np.sum(truth.hypergradient(state.x) ** 2)),
         "x_error": float(np.linalg.norm(state.x - truth.x())),
@@ -189,7 +190,7 @@ def _metrics(truth: ClosedForm, state: Any) -> dict[str, float]:
 
 
 def _symmetric(rng: np.random.Generator, dim: int, low: float, high: float) -> np.ndarray:
-    """Return a random symmetric matrix with eigenvalues spread over [low, high]."""
+    """Draw a symmetric matrix with eigenvalues spread evenly over [low, high]."""
     basis = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
     return (basis * np.linspace(low, high, dim)) @ basis.T
 
@@ -199,6 +200,6 @@ def _repeat(value: np.ndarray, samples: int) -> np.ndarray:
 
 
 def _scatter(value: np.ndarray, samples: int, noise: float, rng: np.random.Generator) -> np.ndarray:
-    """Return samples around `value` whose mean is exactly `value`."""
+    """Draw samples around `value` whose mean is exactly `value`."""
     offsets = rng.normal(size=(samples, *value.shape))
     return value + noise * (offsets - offsets.mean(axis=0))

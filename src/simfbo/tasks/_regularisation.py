@@ -4,18 +4,18 @@ A feature's weight is s_j w_j with s_j^2 = sigmoid(-x_j), and all w are penalise
 
     lambda_j = lambda_min (1 + exp(x_j))
 
-is the feature's own L2 weight: lambda_min where x_j is low, growing like exp(x_j), until the
-feature is shut off. Seen through w, the lower problem keeps mu = lambda_min, and an L that no x can
-more than double.
+is the feature's own L2 weight: lambda_min for small x_j, growing like exp(x_j) until the feature is
+shut off. As a function of w, the lower problem keeps mu = lambda_min, and no x can more than double
+its L.
 
     g_i = mean loss((s w)'a + b, target) + lambda_min/2 (||w||^2 + ||b||^2),   f_i = the loss alone,
 
 on the folds of a cross-validation (`simfbo.tasks.linear`); the loss is half the squared error, or
-the cross-entropy. Bengio (2000) chose hyperparameters by such gradients first.
+the cross-entropy. Bengio (2000) was the first to choose hyperparameters by such gradients.
 """
 
 import math
-from typing import Any
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -26,44 +26,66 @@ from simfbo.core.partition import Rows
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.tasks import linear
 from simfbo.tasks.models import Linear
-from simfbo.tasks.samples import Samples
-from simfbo.tasks.task import Baseline, Metrics, Task
+from simfbo.tasks.samples import Samples, Training
+from simfbo.tasks.task import Baseline, Metrics, Setting, Task
 
-_SHUT = 12.0  # an x_j at which a feature is as good as absent
+_SHUT = 12.0  # an x_j that removes its feature for all practical purposes
 _GRID = np.linspace(-4.0, 10.0, 20)
 
 
+@lru_cache(maxsize=32)
 def problem(classes: int, folds: int, floor: float, price: float = 0.0) -> BilevelProblem:
-    """Return the two losses.
+    """Build the two losses, once for the same settings: they are compiled once as well.
 
     Args:
-        classes: how many; 0 for a number.
+        classes: the number of classes; 0 if the target is a number.
         folds: of the cross-validation.
         floor: lambda_min.
-        price: what a feature costs the upper loss that is not shut off.
+        price: what the upper loss pays for each feature that is not shut off.
     """
 
-    def row_losses(x: jax.Array, model: Linear, rows: tuple) -> jax.Array:
+    def row_losses(x: jax.Array, model: Linear, rows: linear.Batch) -> jax.Array:
         return linear.losses(scaled(x, model)(rows[0]), rows[1], classes)
 
     fit = linear.cross_validated(row_losses, row_losses, folds, floor)
 
-    def upper(x: jax.Array, y: Linear, batch: tuple) -> jax.Array:
+    def upper(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
         return fit.upper(x, y, batch) + price * jax.nn.sigmoid(-x).sum()
 
     return BilevelProblem(upper, fit.lower)
 
 
+def assemble(
+    training: Training,
+    *,
+    folds: int,
+    floor: float,
+    sparsity: float,
+    batch_size: int | None,
+    seed: int,
+) -> Setting:
+    """Assemble problem, data and initial point; the task and the estimators share this."""
+    count, width = training.features.shape
+    fold = linear.assign_folds(training.strata, folds, seed)
+    rows = (training.features, training.target, fold)
+    return Setting(
+        problem(training.classes, folds, floor, sparsity * math.log(count) / count),
+        linear.on_both_levels(rows, training.parts, batch_size),
+        np.zeros(width, np.float32),
+        linear.zeros(width, training.classes, folds),
+    )
+
+
 def scaled(x: jax.Array, model: Linear) -> Linear:
-    """Return the model in the features' own scale: s_j w_j."""
+    """Return the model in the features' own units: s_j w_j."""
     return Linear(jnp.sqrt(jax.nn.sigmoid(-x))[:, None] * model.weight, model.bias)
 
 
-def strengths(x: Any, floor: float) -> np.ndarray:
+def penalties(x: PyTree, floor: float) -> np.ndarray:
     """Return lambda_j, the L2 weight of every feature.
 
     Example:
-        >>> strengths(np.zeros(2), floor=0.01).tolist()
+        >>> penalties(np.zeros(2), floor=0.01).tolist()
         [0.02, 0.02]
     """
     return floor * (1 + np.exp(np.asarray(x)))
@@ -80,54 +102,65 @@ def regularisation(
     relevant: np.ndarray | None = None,
     seed: int = 0,
 ) -> Task:
-    """Return the task of choosing every feature's L2 weight.
+    """Build the task of choosing every feature's L2 weight.
 
     Args:
         samples: the rows.
         parts: each client's rows.
         folds: of the cross-validation.
-        floor: lambda_min, the least L2 weight.
-        sparsity: what a feature must be worth, times log(rows) / rows; 0 for cross-validation
-            alone, which keeps many of the features that do not matter.
+        floor: lambda_min, the smallest L2 weight.
+        sparsity: how much a feature must improve the upper loss to be kept, in units of
+            log(rows) / rows; 0 leaves cross-validation alone, which keeps many irrelevant features.
         batch_size: rows in a minibatch; all by default.
-        relevant: which features matter, where that is known: an oracle joins the baselines.
+        relevant: whether each feature is relevant, if known: adds an oracle to the baselines.
         seed: of the folds.
 
     Returns:
         The task; its metric is the loss on the test rows.
     """
-    features, classes = samples.features.shape[1], samples.classes
-    count = len(samples.target)
-    losses = problem(classes, folds, floor, sparsity * math.log(count) / count)
-    fold = linear.assign_folds(_strata(samples), folds, seed)
-    data = linear.held((samples.features, samples.target, fold), parts, batch_size)
-    x0, y0 = np.zeros(features, np.float32), linear.zeros(features, classes, folds)
-    evaluate = _evaluator(problem(classes, folds, floor), data, samples)
+    training = samples.dealt(parts)
+    setting = assemble(
+        training, folds=folds, floor=floor, sparsity=sparsity, batch_size=batch_size, seed=seed
+    )
+    unpriced = problem(samples.classes, folds, floor)
+    evaluate = _evaluator(unpriced, setting.data, samples)
     if relevant is not None:
         evaluate = _with_shut(evaluate, relevant)
-    oracle = () if relevant is None else (np.where(relevant, -_SHUT, _SHUT),)
-    shared = tuple(np.full(features, value) for value in _GRID)
-    choices = {"no tuning": (x0,), "one lambda, 20 tried": shared,
-               "the features that matter (oracle)": oracle}  # fmt: skip
-    baselines = tuple(
-        Baseline(name, losses, data, y0, tuple(x.astype(np.float32) for x in xs), evaluate)
-        for name, xs in choices.items()
-        if xs
-    )
+    baselines = _baselines(setting, evaluate, relevant)
     return Task(
-        "regularisation", losses, data, x0, y0, evaluate, "test_loss", "upper_loss", baselines
-    )
+        "regularisation", *setting, evaluate, "test_loss", tuned_by="upper_loss",
+        maximise=frozenset({"test_accuracy", "irrelevant_shut"}), baselines=baselines,
+    )  # fmt: skip
 
 
-def shut(x: Any) -> np.ndarray:
-    """Return which features are as good as shut off: less than a twentieth of s_j^2 is left."""
+def _baselines(
+    setting: Setting, evaluate: Metrics, relevant: np.ndarray | None
+) -> tuple[Baseline, ...]:
+    """Return one L2 weight for all features, guessed or searched, and an oracle if there is one."""
+    width = len(setting.x0)
+    choices = {
+        "no tuning": (setting.x0,),
+        "one lambda, 20 tried": tuple(np.full(width, value) for value in _GRID),
+    }
+    if relevant is not None:
+        oracle = np.where(relevant, -_SHUT, _SHUT)
+        choices["the features that matter (oracle)"] = (oracle,)
+    return tuple(
+        Baseline(name, setting.problem, setting.data, setting.y0,
+                 tuple(x.astype(np.float32) for x in xs), evaluate)
+        for name, xs in choices.items()
+    )  # fmt: skip
+
+
+def shut(x: PyTree) -> np.ndarray:
+    """Return which features are practically shut off: s_j^2 is below 0.05."""
     return np.asarray(jax.nn.sigmoid(-jnp.asarray(x))) < 0.05
 
 
 def _with_shut(evaluate: Metrics, relevant: np.ndarray) -> Metrics:
-    """Return the metrics, and the shares of features that were shut off rightly and wrongly."""
+    """Add the shares of irrelevant and of relevant features that were shut off to the metrics."""
 
-    def both(state: Any) -> dict[str, float]:
+    def both(state: PyTree) -> dict[str, float]:
         closed = shut(state.x)
         shares = {"irrelevant_shut": closed[~relevant], "relevant_shut": closed[relevant]}
         means = {name: float(found.mean()) if found.size else 0.0 for name, found in shares.items()}
@@ -136,13 +169,8 @@ def _with_shut(evaluate: Metrics, relevant: np.ndarray) -> Metrics:
     return both
 
 
-def _strata(samples: Samples) -> np.ndarray:
-    """Return what folds should hold alike: the classes, or nothing in particular."""
-    return samples.target if samples.classes else np.zeros(len(samples.target), np.int32)
-
-
 def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) -> Metrics:
-    """Return (state) -> metrics on the test rows, and the upper loss without its price."""
+    """Return (state) -> metrics on the test rows, and the upper loss without the price."""
     upper = linear.upper_loss(losses, data)
     classes, target = samples.classes, jnp.asarray(samples.test_target)
     inputs = jnp.asarray(samples.test_features)
@@ -156,7 +184,7 @@ def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) ->
             metrics["test_accuracy"] = right.mean(dtype=found.dtype)
         return metrics
 
-    def evaluate(state: Any) -> dict[str, float]:
+    def evaluate(state: PyTree) -> dict[str, float]:
         found = measure(state.x, state.y) if len(target) else {}
         names = [name for name in ("test_loss", "test_accuracy") if name in found]
         return {**{name: float(found[name]) for name in names}, "upper_loss": upper(state)}

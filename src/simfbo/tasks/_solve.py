@@ -1,10 +1,9 @@
-"""A task solved in one call: SimFBO or another single-loop method, with automatic steps."""
+"""Solve a task in one call, by SimFBO or another single-loop method with automatic steps."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from simfbo.algorithms._auto_steps import Plan, automatic
-from simfbo.algorithms._simfbo import simfbo
+from simfbo.algorithms import Plan, auto_steps, simfbo
 from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import LocalWork
 from simfbo.core.sampling import Sampler
@@ -26,28 +25,26 @@ def solve(
     directory: str | Path | None = None,
     on_round: OnRound | None = None,
 ) -> History:
-    """Return the history of a task's run in simulation, with automatic steps.
+    """Run a task in simulation; step sizes are chosen automatically.
 
     Args:
-        task: what to solve.
+        task: the task to solve.
         rounds: iterations.
-        seed: of every random draw.
+        seed: of all random draws.
         method: `simfbo`, `shrofbo` or `memfbo`.
-        sampler: who is asked; everyone by default.
-        local_work: how much each does; one step by default.
-        every: evaluate after so many iterations; about 20 times by default.
+        sampler: which clients take part in a round; all by default.
+        local_work: how many local steps each client takes; one by default.
+        every: iterations between evaluations; about 20 evaluations by default.
         directory: where to write history and checkpoints; nothing is written by default.
-        on_round: as in `run`.
+        on_round: callback after every round, as in `run`.
 
     Returns:
-        The history; `.state` is the last state.
+        The history; `.state` is the final state.
 
     Example:
-        >>> from simfbo.tasks import regularisation, samples
-        >>> made_up = samples.synthetic(clients=4, features=6, relevant=2)
-        >>> task = regularisation(made_up.samples, made_up.parts)
-        >>> history = solve(task, rounds=50)
-        >>> history.records[-1]["test_loss"] < history.records[0]["test_loss"]
+        >>> from simfbo.tasks import quadratic
+        >>> history = solve(quadratic(), rounds=100)
+        >>> history.records[-1]["x_error"] < 0.5 * history.records[0]["x_error"]
         True
     """
 
@@ -55,7 +52,7 @@ def solve(
         return method(task.problem, plan.local, plan.server)
 
     return run(
-        automatic(build, task.problem, task.x0, rounds),
+        auto_steps(build, task.problem, task.x0, rounds),
         SimulatedFederation(task.data, sampler, local_work),
         task.x0,
         task.y0,

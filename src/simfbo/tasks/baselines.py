@@ -1,40 +1,42 @@
-"""Baselines: what one would do without a bilevel method, on the same federation and budget.
+"""Baselines: alternatives without a bilevel method, on the same federation and byte budget.
 
 Each trains the lower variable by FedAvg at a fixed x, with automatic steps. A search over several
-values of x divides among them the bytes that the bilevel run sent; telling which was best is free.
+values of x shares the bytes of the bilevel run among them; choosing the best is free.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from simfbo.algorithms._auto_steps import Plan, automatic
-from simfbo.algorithms._fedavg import fedavg
-from simfbo.core.federation import Algorithm, Engine, Ledger
+from simfbo.algorithms import Plan, auto_steps, fedavg
+from simfbo.core.data import FederatedData
+from simfbo.core.federation import Algorithm
+from simfbo.core.ledger import Ledger, Traffic
 from simfbo.core.problem import Point
+from simfbo.engines.base import Engine
 from simfbo.engines.counting import cost
+from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.report import size
 from simfbo.runs.runner import run
-from simfbo.studies.comparison import higher_is_better
-from simfbo.tasks.task import Baseline, Task
+from simfbo.tasks.task import Baseline, Goal, Task
 
 FILE = "baselines.json"
-_FEWEST = 20  # rounds below which a candidate is not worth a try
-_PROBING = 24  # rounds of FedAvg that cost what the search for its steps does
+_FEWEST = 20  # rounds that a candidate needs at least
+_PROBING = 24  # rounds of FedAvg that send as many bytes as the search for its step sizes
 
 
 class Outcome(NamedTuple):
-    """What came of a baseline.
+    """The result of a baseline.
 
     Attributes:
         name: of the baseline.
-        metrics: of the best candidate; empty where the budget did not suffice to try them.
-        chosen: its number.
-        tried: how many there were.
-        rounds: communication rounds, of all candidates together.
-        sent: bytes, both ways, of all candidates together.
+        metrics: of the best candidate; empty if the byte budget was too small.
+        chosen: the index of the best candidate.
+        tried: the number of candidates.
+        rounds: communication rounds of all candidates together.
+        sent: bytes in both directions, of all candidates together.
     """
 
     name: str
@@ -47,46 +49,46 @@ class Outcome(NamedTuple):
 
 def compare(
     task: Task,
-    federate: Callable[[Any], Engine],
+    federate: Callable[[FederatedData], Engine],
     *,
     rounds: int,
     budget: int,
     seed: int = 0,
     on_baseline: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Return what came of every baseline of a task.
+    """Run every baseline of a task.
 
     Args:
-        task: whose baselines.
+        task: the task.
         federate: (data) -> a federation that holds it.
-        rounds: iterations at most.
-        budget: bytes, both ways, that a search may send; a single candidate gets all iterations.
-        seed: of every random draw.
-        on_baseline: called with the name of each before it begins.
+        rounds: the most iterations a candidate may take.
+        budget: bytes in both directions that a search may send; a single candidate always takes
+            all iterations.
+        seed: of all random draws.
+        on_baseline: called with the name of each baseline before it starts.
     """
+    judge = task.tuned_by or task.metric
     outcomes = []
     for baseline in task.baselines:
         if on_baseline is not None:
             on_baseline(baseline.name)
-        outcomes.append(_outcome(baseline, task.tuned_by, federate, rounds, budget, seed))
+        judged = judge, task.goal_of(judge)
+        outcomes.append(_outcome(baseline, judged, federate, rounds, budget, seed))
     return outcomes
 
 
 def _outcome(
     baseline: Baseline,
-    judge: str,
-    federate: Callable[[Any], Engine],
+    judge: tuple[str, Goal],
+    federate: Callable[[FederatedData], Engine],
     rounds: int,
     budget: int,
     seed: int,
 ) -> Outcome:
-    """Return what came of one baseline."""
-    federation, first = federate(baseline.data), baseline.candidates[0]
-    each = _bytes(cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total)
-    share = min(rounds, budget // (each * len(baseline.candidates)) - _PROBING)
-    if len(baseline.candidates) == 1:
-        share = rounds
-    elif share < min(rounds, _FEWEST):
+    """Train every candidate of a baseline and keep the best, judged by a metric and its goal."""
+    federation = federate(baseline.data)
+    share = _rounds_each(baseline, federation, rounds, budget)
+    if not share:
         return Outcome(baseline.name, {}, 0, 0, 0, 0)
     method, found, spent, sent = _fedavg(baseline, share), [], 0, 0
     for x in baseline.candidates:
@@ -97,33 +99,52 @@ def _outcome(
         found.append(baseline.evaluate(Point(x=x, y=history.state.y)))
         total = federation.ledger.total
         spent, sent = spent + total.rounds, sent + _bytes(total)
-    sign = -1.0 if higher_is_better(judge) else 1.0
-    marks = [sign * metrics[judge] for metrics in found]
-    best = min(range(len(found)), key=lambda i: (math.isnan(marks[i]), marks[i]))
+    best = _best([metrics[judge[0]] for metrics in found], judge[1])
     return Outcome(baseline.name, found[best], best, len(found), spent, sent)
 
 
+def _rounds_each(baseline: Baseline, federation: Engine, rounds: int, budget: int) -> int:
+    """Return how many rounds each candidate takes; 0 if the budget allows too few."""
+    count, first = len(baseline.candidates), baseline.candidates[0]
+    if count == 1:
+        return rounds
+    each = _bytes(cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total)
+    share = min(rounds, budget // (each * count) - _PROBING)
+    return share if share >= min(rounds, _FEWEST) else 0
+
+
+def _best(values: Sequence[float], goal: Goal) -> int:
+    """Return the index of the best value; NaN is the worst.
+
+    Example:
+        >>> _best([float("nan"), 2.0, 1.0], "min"), _best([float("nan"), 2.0, 1.0], "max")
+        (2, 1)
+    """
+    sign = -1.0 if goal == "max" else 1.0
+    return min(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
+
+
 def _fedavg(baseline: Baseline, rounds: int) -> Algorithm:
-    """Return FedAvg with steps of its own finding."""
+    """Return FedAvg with automatic steps."""
 
     def build(plan: Plan) -> Algorithm:
         return fedavg(baseline.problem, plan.local.y, plan.server.y)
 
-    return automatic(build, baseline.problem, baseline.candidates[0], rounds)
+    return auto_steps(build, baseline.problem, baseline.candidates[0], rounds)
 
 
-def _bytes(traffic: Any) -> int:
+def _bytes(traffic: Traffic) -> int:
     return traffic.bytes_down + traffic.bytes_up
 
 
-def table(outcomes: Sequence[Outcome], method: str, last: Mapping[str, Any], metric: str) -> str:
-    """Return a run's result beside those of its baselines, as plain text.
+def table(outcomes: Sequence[Outcome], method: str, last: Json, metric: str) -> str:
+    """Return a run's result and those of its baselines as a plain-text table.
 
     Args:
         outcomes: of the baselines.
-        method: what the run's algorithm is called.
+        method: the name to show for the run.
         last: the last record of the run.
-        metric: what to show.
+        metric: the metric to show.
     """
     sent = last["bytes_down"] + last["bytes_up"]
     rows = [(method, last[metric], last["communication_rounds"], sent)]
@@ -135,18 +156,21 @@ def table(outcomes: Sequence[Outcome], method: str, last: Mapping[str, Any], met
     for name, value, rounds, octets in rows:
         number = f"{value:.4f}".rjust(max(9, len(title)))
         lines.append(f"{name:{width}}  {number}  {rounds:>7,}  {size(octets):>9}")
-    left_out = [one.name for one in outcomes if not one.metrics]
-    lines += [f"Left out, for as many bytes allow too few rounds: {name}." for name in left_out]
+    skipped = [one.name for one in outcomes if not one.metrics]
+    lines += [
+        f"Skipped {name}: the byte budget allows fewer than {_FEWEST} rounds per candidate."
+        for name in skipped
+    ]
     return "\n".join(lines)
 
 
 def save(outcomes: Sequence[Outcome], directory: Path) -> None:
-    """Write the outcomes into a run's folder."""
+    """Write the outcomes to a run's folder."""
     text = json.dumps([outcome._asdict() for outcome in outcomes], indent=1)
-    (directory / FILE).write_text(text + "\n", encoding="utf-8")
+    write_atomic(directory / FILE, text + "\n")
 
 
 def load(directory: Path) -> list[Outcome]:
-    """Return the outcomes in a run's folder; none where there are none."""
+    """Read the outcomes from a run's folder; an empty list if there are none."""
     file = directory / FILE
     return [Outcome(**one) for one in json.loads(file.read_text())] if file.is_file() else []

@@ -1,15 +1,15 @@
 """Convolution and max-pooling that stay fast on a CPU inside loops under `jax.jit`.
 
 XLA's own convolution is several times slower inside `lax.fori_loop`, `lax.scan` or `lax.map` than
-outside. `conv2d` is therefore one matrix product: the output is cut into small tiles, each of which
-depends on a few neighbouring blocks of the input, and the kernel is expanded to the small matrix
-that maps those blocks to the tile.
+outside. `conv2d` is therefore a single matrix product: the output is cut into small tiles, each of
+which depends on a few neighbouring blocks of the input, and the kernel is expanded to the small
+matrix that maps those blocks to the tile.
 
 Both layers take and return [batch, height, width, channels], but ask XLA to keep the batch
 contiguous in memory: every copy then moves whole runs of images, and elementwise functions between
 the layers inherit that order at no cost.
 
-Derivatives of any order and in any mode, `vmap` and any floating dtype work as for other functions.
+Derivatives of any order and in any mode, `vmap`, and all floating dtypes are supported.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 _ROW_MAJOR = Layout(major_to_minor=(0, 1, 2, 3))
 
-# Copying one number into the matrix of blocks is taken to cost as much as multiplying it with this
-# many: the tiles so chosen for LeNet-5 take within 5 % of the CPU time of the best of eleven tried.
+# Copying one number into the matrix of blocks is assumed to cost as much as this many
+# multiplications: for LeNet-5 the tiles chosen so take at most 5 % more CPU time than the best of
+# eleven that were tried.
 _COPY_COST = 64
 
 
 def conv2d(images: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Returns the stride-1 convolution of the images without padding (cross-correlation).
+    """Convolve images with stride 1 and without padding (cross-correlation).
 
     Args:
         images: [batch, height, width, cin].
         kernel: [kh, kw, cin, cout].
-        bias: [cout], added to every pixel; none unless given.
+        bias: [cout], added to every pixel; none by default.
 
     Returns:
         [batch, height - kh + 1, width - kw + 1, cout].
@@ -48,11 +49,11 @@ def conv2d(images: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) 
 
 
 def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
-    """Returns the maximum of every size x size window; windows do not overlap.
+    """Take the maximum of every size x size window; windows do not overlap.
 
-    Rows and columns left over at the end are dropped, as in PyTorch's floor mode. Where several
-    pixels of a window share its maximum, the derivative is that of the first of them in row-major
-    order, as in PyTorch.
+    Rows and columns left over at the end are dropped, as in PyTorch's floor mode. If several pixels
+    of a window share its maximum, the derivative is that of the first of them in row-major order,
+    as in PyTorch.
 
     Args:
         images: [batch, height, width, channels].
@@ -62,7 +63,7 @@ def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
         [batch, height // size, width // size, channels].
 
     Raises:
-        ValueError: If the images have other than four axes or no window fits into them.
+        ValueError: If the images do not have four axes or no window fits into them.
     """
     shape = jnp.shape(images)
     if len(shape) != 4:
@@ -75,7 +76,7 @@ def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
 def _check_conv(
     images: tuple[int, ...], kernel: tuple[int, ...], bias: tuple[int, ...] | None
 ) -> None:
-    """Raises ValueError unless the three shapes make a convolution."""
+    """Raise ValueError unless the three shapes fit together."""
     if len(images) != 4:
         raise ValueError(f"Images must be [batch, height, width, channels], not of shape {images}.")
     if len(kernel) != 4:
@@ -91,7 +92,7 @@ def _check_conv(
 
 @jax.jit
 def _conv2d(images: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Returns the convolution by one product of the expanded kernel and the blocks of all tiles."""
+    """Multiply the expanded kernel with the blocks of all tiles."""
     batch, height, width, cin = images.shape
     kh, kw, _, cout = kernel.shape
     tile_h, tile_w = _choose_tiles(height, width, kh, kw, cin, cout)
@@ -110,7 +111,7 @@ def _conv2d(images: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax
 def _gather_blocks(
     images: jax.Array, counts: tuple[int, int], tile: tuple[int, int], kernel: tuple[int, int]
 ) -> jax.Array:
-    """Returns [block pixels x cin, tiles x batch]: each column holds all that one tile depends on.
+    """Return [block pixels x cin, tiles x batch]: a column holds all that one tile depends on.
 
     The images are cut into blocks of a tile's size, padded with zeros to whole blocks; the tile at
     (i, j) depends on the blocks from (i, j) up to as many more as the kernel overhangs.
@@ -132,7 +133,7 @@ def _gather_blocks(
 
 
 def _expand_kernel(kernel: jax.Array, tile_h: int, tile_w: int) -> jax.Array:
-    """Returns the Toeplitz matrix [tile pixels x cout, block pixels x cin] of the kernel."""
+    """Return the Toeplitz matrix [tile pixels x cout, block pixels x cin] of the kernel."""
     kh, kw, cin, cout = kernel.shape
     places = jnp.asarray(_toeplitz_places(kh, kw, tile_h, tile_w), kernel.dtype)
     expanded = jnp.einsum("kpb,kio->pobi", places, kernel.reshape(kh * kw, cin, cout))
@@ -141,7 +142,7 @@ def _expand_kernel(kernel: jax.Array, tile_h: int, tile_w: int) -> jax.Array:
 
 @functools.cache
 def _toeplitz_places(kh: int, kw: int, tile_h: int, tile_w: int) -> np.ndarray:
-    """Returns the 0/1 tensor [kernel pixel, tile pixel, block pixel] of who multiplies whom.
+    """Return the 0/1 tensor [kernel pixel, tile pixel, block pixel] of which multiplies which.
 
     Block pixels are ordered as `_gather_blocks` orders them: block row, block column, then row and
     column within the block.
@@ -151,14 +152,14 @@ def _toeplitz_places(kh: int, kw: int, tile_h: int, tile_w: int) -> np.ndarray:
 
 
 def _line_places(taps: int, tile: int) -> np.ndarray:
-    """Returns the 0/1 tensor [tap, output, block, pixel in block] in one dimension."""
+    """Return the 0/1 tensor [tap, output, block, pixel in block] in one dimension."""
     reach = _blocks_per_tile(tile, taps)
     tap, output, pixel = np.ogrid[:taps, :tile, : reach * tile]
     return (tap + output == pixel).astype(np.int8).reshape(taps, tile, reach, tile)
 
 
 def _blocks_per_tile(tile: int, taps: int) -> int:
-    """Returns how many blocks in a row the outputs of one tile depend on."""
+    """Return how many blocks in a row the outputs of one tile depend on."""
     return -(-(tile + taps - 1) // tile)
 
 
@@ -166,7 +167,7 @@ def _blocks_per_tile(tile: int, taps: int) -> int:
 def _choose_tiles(
     height: int, width: int, kh: int, kw: int, cin: int, cout: int
 ) -> tuple[int, int]:
-    """Returns the tile sides of least cost in copying and multiplying."""
+    """Return the tile sides of least cost in copying and multiplying."""
 
     def cost(sides: tuple[int, int]) -> float:
         counts = (-(-(height - kh + 1) // sides[0]), -(-(width - kw + 1) // sides[1]))
@@ -180,7 +181,7 @@ def _choose_tiles(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1)
 def _max_pool(images: jax.Array, size: int) -> jax.Array:
-    """Returns the pooled images."""
+    """Return the pooled images."""
     return _from_batch_minor(_first_maximum(_windows(images, size))[0])
 
 
@@ -189,7 +190,7 @@ def _max_pool(images: jax.Array, size: int) -> jax.Array:
 def _max_pool_jvp(
     size: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the pooled images and the tangent at each window's first maximum.
+    """Return the pooled images and the tangent at each window's first maximum.
 
     The tangent is a masked sum because its transpose is a masked broadcast, far cheaper than the
     padded sums that transposed slices become.
@@ -201,7 +202,7 @@ def _max_pool_jvp(
 
 
 def _windows(images: jax.Array, size: int) -> jax.Array:
-    """Returns [channels, row of windows, row, column of windows, column, batch]."""
+    """Return [channels, row of windows, row, column of windows, column, batch]."""
     batch, height, width, channels = images.shape
     rows, columns = height // size, width // size
     pixels = _to_batch_minor(images)[:, : rows * size, : columns * size]
@@ -209,7 +210,7 @@ def _windows(images: jax.Array, size: int) -> jax.Array:
 
 
 def _first_maximum(windows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each window's maximum and the row-major place where it first occurs."""
+    """Return each window's maximum and the row-major place where it first occurs."""
     size = windows.shape[2]
     largest = windows[:, :, 0, :, 0]
     place = jnp.zeros(largest.shape, jnp.int32)
@@ -221,15 +222,15 @@ def _first_maximum(windows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _to_batch_minor(images: jax.Array) -> jax.Array:
-    """Returns the images as [channels, height, width, batch], in that order in memory too.
+    """Return the images as [channels, height, width, batch], in that order in memory too.
 
     Without the constraint XLA keeps [batch, height, width, channels] in memory and a round of the
     CIFAR network takes 1.6 times as long. The constraint must name the usual order of the array it
-    is put on: JAX 0.10 misreads arrays that leave `jit` in any other order.
+    applies to: JAX 0.10 misreads arrays that leave `jit` in any other order.
     """
     return with_layout_constraint(images.transpose(3, 1, 2, 0), _ROW_MAJOR)
 
 
 def _from_batch_minor(pixels: jax.Array) -> jax.Array:
-    """Returns [channels, height, width, batch] as [batch, height, width, channels]."""
+    """Return [channels, height, width, batch] as [batch, height, width, channels]."""
     return pixels.transpose(3, 1, 2, 0)

@@ -1,17 +1,17 @@
-"""Linear models whose upper loss is a cross-validation: what several tasks share.
+"""Linear models with a cross-validation as upper loss, shared by several tasks.
 
-The lower variable y holds K models, one per fold; model k trains on all rows but those of fold k
-and the upper loss looks at it there:
+The lower variable y holds K models, one per fold; model k trains on all rows outside fold k, and
+the upper loss validates it on fold k:
 
     g_i = mean over rows of  K/(K-1) sum_{k != fold} loss(x, y_k, row)  +  lambda/2 ||y||^2
     f_i = mean over rows of  loss(y_fold, row)
 
-So every row trains and every row validates, however few a client has, and the mean of the K models
-is what predicts.
+So every row is used for training and for validation, however few rows a client has. Predictions
+use the mean of the K models.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -19,39 +19,39 @@ import numpy as np
 import optax
 
 from simfbo.core import trees
-from simfbo.core.data import FederatedData, federate
+from simfbo.core.data import FederatedData, federate, pooled
+from simfbo.core.keys import Purpose, seed_rng
 from simfbo.core.partition import Rows
 from simfbo.core.problem import BilevelProblem, PyTree
-from simfbo.diagnostics import pooled
 from simfbo.errors import UserError
 from simfbo.tasks.models import Linear
 
+Batch = tuple[jax.Array, ...]
 # (x, model, the batch without its folds) -> the loss of every row
-RowLosses = Callable[[PyTree, Linear, tuple], jax.Array]
-_FOLDS = 12  # purpose of a seed
+RowLosses = Callable[[PyTree, Linear, Batch], jax.Array]
 
 
 def losses(outputs: jax.Array, target: jax.Array, classes: int) -> jax.Array:
-    """Return each row's cross-entropy, or half its squared error where the target is a number."""
+    """Return each row's cross-entropy, or half its squared error if the target is a number."""
     if classes:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, target)
     return 0.5 * (outputs[:, 0] - target) ** 2
 
 
 def zeros(features: int, classes: int, *leading: int) -> Linear:
-    """Return a linear model that predicts nothing yet."""
+    """Return a linear model, or a stack of them, with all weights zero."""
     width = classes or 1
     shapes = (*leading, features, width), (*leading, width)
     return Linear(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
 
 def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """Return the fold of every row, as evenly as it goes within each stratum.
+    """Assign every row to a fold, balanced within each stratum.
 
     Args:
-        strata: a number for each row, as its class.
+        strata: a number for each row, for example its class.
         folds: K.
-        seed: of the random order.
+        seed: of the random assignment.
 
     Example:
         >>> assign_folds(np.array([0, 0, 1, 1]), 2, seed=0).reshape(2, 2).sum(1).tolist()
@@ -59,7 +59,7 @@ def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """
     if folds < 2:
         raise UserError(f"Cross-validation needs at least 2 folds, got {folds}.")
-    rng, fold = np.random.default_rng([_FOLDS, seed]), np.zeros(len(strata), np.int32)
+    rng, fold = seed_rng(seed, Purpose.FOLDS), np.zeros(len(strata), np.int32)
     for stratum in np.unique(strata):
         rows = rng.permutation(np.flatnonzero(strata == stratum))
         fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
@@ -69,7 +69,7 @@ def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
 def cross_validated(
     train: RowLosses, check: RowLosses, folds: int, penalty: float
 ) -> BilevelProblem:
-    """Return the problem at the top of this file, on batches (row, ..., fold).
+    """Build the problem at the top of this file, on batches (row, ..., fold).
 
     Args:
         train: the lower loss of each row.
@@ -79,17 +79,17 @@ def cross_validated(
     """
     places = jnp.arange(folds, dtype=jnp.int32)[:, None]
 
-    def each(loss: RowLosses, x: PyTree, y: Linear, batch: tuple) -> tuple[jax.Array, jax.Array]:
+    def each(loss: RowLosses, x: PyTree, y: Linear, batch: Batch) -> tuple[jax.Array, jax.Array]:
         *rows, fold = batch
         found = jax.vmap(lambda model: loss(x, model, tuple(rows)))(y)
         return found, fold[None] == places
 
-    def lower(x: PyTree, y: Linear, batch: tuple) -> jax.Array:
+    def lower(x: PyTree, y: Linear, batch: Batch) -> jax.Array:
         found, own = each(train, x, y, batch)
         fit = jnp.where(own, 0.0, found).sum(0).mean() * (folds / (folds - 1))
         return fit + 0.5 * penalty * trees.squared_norm(y)
 
-    def upper(x: PyTree, y: Linear, batch: tuple) -> jax.Array:
+    def upper(x: PyTree, y: Linear, batch: Batch) -> jax.Array:
         found, own = each(check, x, y, batch)
         return jnp.where(own, found, 0.0).sum(0).mean()
 
@@ -101,18 +101,26 @@ def averaged(y: Linear) -> Linear:
     return jax.tree.map(lambda leaf: leaf.mean(0), y)
 
 
-def held(rows: tuple, parts: Rows, batch_size: int | None) -> FederatedData:
-    """Return data in which every client's rows serve both levels."""
+def on_both_levels(
+    rows: tuple[np.ndarray, ...], parts: Rows, batch_size: int | None
+) -> FederatedData:
+    """Deal rows to clients; every row is used on both levels."""
     return federate(rows, parts, parts, batch_size=batch_size)
 
 
-def upper_loss(problem: BilevelProblem, data: FederatedData) -> Callable[[Any], float]:
-    """Return (state) -> F(x, y), the upper loss over all clients: never of test data."""
-    total = jax.jit(pooled(problem.upper, data.upper, data.p))
-    return lambda state: float(total(state.x, state.y))
+def upper_loss(problem: BilevelProblem, data: FederatedData) -> Callable[[PyTree], float]:
+    """Return (state) -> F(x, y), the upper loss over all clients; it sees no test data."""
+    total = _pooled_upper(problem)
+    return lambda state: float(total(data.upper, data.p, state.x, state.y))
 
 
-def weights_of(shares: np.ndarray) -> np.ndarray:
-    """Return the weights that make every class (or group) count alike, one on average."""
+@lru_cache(maxsize=32)
+def _pooled_upper(problem: BilevelProblem) -> Callable[..., jax.Array]:
+    """Return the compiled (part, p, x, y) -> F(x, y), shared by all data of the same shape."""
+    return jax.jit(lambda part, p, x, y: pooled(problem.upper, part, p)(x, y))
+
+
+def balancing_weights(shares: np.ndarray) -> np.ndarray:
+    """Return weights under which all classes count equally; the mean over the rows is one."""
     present = shares > 0
     return np.where(present, 1 / np.where(present, shares, 1.0), 0.0) / present.sum()

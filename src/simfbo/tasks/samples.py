@@ -1,26 +1,46 @@
-"""Rows of features for linear models: from images, from tables, or made up."""
+"""Rows of features for linear models: from images, from tables, or synthetic."""
 
 from typing import NamedTuple
 
 import numpy as np
 
+from simfbo.core.keys import Purpose, seed_rng
 from simfbo.core.partition import Rows, by_user
 from simfbo.datasets import ImageData, TableData
 from simfbo.errors import UserError
 
-_SYNTHETIC, _HELD_OUT = 10, 11  # purposes of a seed
+
+class Training(NamedTuple):
+    """The rows that linear models train on, and which client holds which.
+
+    Attributes:
+        features: [N, d].
+        target: [N], class labels from 0, or numbers.
+        classes: the number of classes; 0 if the target is a number.
+        parts: each client's rows.
+    """
+
+    features: np.ndarray
+    target: np.ndarray
+    classes: int
+    parts: Rows
+
+    @property
+    def strata(self) -> np.ndarray:
+        """Return the classes to balance folds by; a single one if the target is a number."""
+        return self.target if self.classes else np.zeros(len(self.target), np.int32)
 
 
 class Samples(NamedTuple):
-    """What a linear model sees.
+    """Training and test rows of a linear model.
 
     Attributes:
-        features: [N, d], with mean 0 and deviation 1: each column, or all pixels together.
-        target: [N], classes from 0 or numbers (in units of their deviation, with mean 0).
-        test_features: [M, d], with the same shift and scale.
+        features: [N, d], standardised: each column, or all pixels together.
+        target: [N], class labels from 0, or standardised numbers.
+        test_features: [M, d], shifted and scaled like the training rows.
         test_target: [M].
-        names: of the d features.
-        classes: how many; 0 where the target is a number.
+        names: the names of the d features.
+        classes: the number of classes; 0 if the target is a number.
     """
 
     features: np.ndarray
@@ -30,16 +50,20 @@ class Samples(NamedTuple):
     names: tuple[str, ...]
     classes: int
 
+    def dealt(self, parts: Rows) -> Training:
+        """Return the training rows as the clients hold them."""
+        return Training(self.features, self.target, self.classes, parts)
+
 
 class Federated(NamedTuple):
-    """Samples, and who holds which rows of the training part.
+    """Samples, and which client holds which training rows.
 
     Attributes:
         samples: the rows.
-        parts: each client's rows.
-        groups: the group of each training row, and of each test row; None where there are none.
-        group_names: what they are called.
-        relevant: whether each feature matters, where that is known.
+        parts: each client's training rows.
+        groups: the group of each training row and of each test row; None if there are no groups.
+        group_names: the names of the groups.
+        relevant: whether each feature is relevant; None if unknown.
     """
 
     samples: Samples
@@ -57,9 +81,10 @@ def standardised(
     classes: int = 0,
     names: tuple[str, ...] = (),
 ) -> Samples:
-    """Return samples on the scale of the training rows; in a federation, one exchange of sums."""
+    """Standardise all rows by the training rows; a federation needs one exchange of sums for it."""
     mean, deviation = features.mean(0), features.std(0)
-    deviation = np.where(np.ptp(features, 0) > 0, deviation, 1.0)  # that of 0.1, 0.1, .. is not 0
+    # The computed deviation of a constant 0.1 is not exactly zero.
+    deviation = np.where(np.ptp(features, 0) > 0, deviation, 1.0)
 
     def scaled(rows: np.ndarray) -> np.ndarray:
         return ((rows - mean) / deviation).astype(np.float32)
@@ -75,7 +100,7 @@ def standardised(
 
 
 def from_images(images: ImageData) -> Samples:
-    """Return images as rows of pixels, all on one scale, so that faint pixels stay faint."""
+    """Flatten images to rows of pixels, all scaled by one factor: faint pixels stay faint."""
     train, test = (
         part.reshape(len(part), -1).astype(np.float32)
         for part in (images.train_images, images.test_images)
@@ -90,24 +115,24 @@ def from_images(images: ImageData) -> Samples:
 def from_table(
     table: TableData, parts: Rows | None = None, seed: int = 0, by_client: bool = False
 ) -> Federated:
-    """Return a table with products of its features, a quarter of every client's rows held out.
+    """Add products of the features to a table, and hold out a quarter of every client's rows.
 
     Args:
         table: from `simfbo.datasets.load_table`.
-        parts: each client's rows, where the table has no natural clients.
-        seed: of what is held out.
-        by_client: whether the clients are the groups, in the place of the table's own.
+        parts: each client's rows, for a table without natural clients.
+        seed: of the choice of held-out rows.
+        by_client: whether to use the clients as groups instead of the table's own groups.
     """
     if table.clients is not None:
         parts = by_user(table.clients)
     assert parts is not None, "give parts for a table without clients"
     features, names = _with_products(table.features, table.names)
-    rng = np.random.default_rng([_HELD_OUT, seed])
+    rng = seed_rng(seed, Purpose.HELD_OUT)
     mixed = [rng.permutation(rows) for rows in parts]
     kept, tested = ([rows[len(rows) // 4 :] for rows in mixed],
                     np.concatenate([rows[: len(rows) // 4] for rows in mixed]))  # fmt: skip
     if not len(tested):
-        raise UserError("No client has four rows, of which one could be held out: use fewer.")
+        raise UserError("No client has four rows, so no row can be held out: use fewer clients.")
     trained = np.concatenate(kept)
     samples = standardised(
         features[trained], table.target[trained], features[tested], table.target[tested],
@@ -120,7 +145,7 @@ def from_table(
 
 
 def owners(parts: Rows, count: int) -> np.ndarray:
-    """Return who holds each of `count` rows.
+    """Return the client that holds each of `count` rows.
 
     Example:
         >>> owners([np.array([0, 2]), np.array([1])], 3).tolist()
@@ -140,8 +165,8 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Federated:
-    """Return a linear target on a few of many features; clients' features are shifted apart."""
-    rng = np.random.default_rng([_SYNTHETIC, seed])
+    """Draw a linear target that depends on a few features; each client's features are shifted."""
+    rng = seed_rng(seed, Purpose.SYNTHETIC)
     truth = np.zeros(features)
     chosen = rng.permutation(features)[:relevant]
     truth[chosen] = rng.choice([-1.0, 1.0], relevant) * rng.uniform(0.5, 1.5, relevant)
@@ -160,8 +185,28 @@ def synthetic(
     return Federated(samples, parts, relevant=truth != 0)
 
 
+def long_tailed(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
+    """Select rows so that class sizes fall off geometrically, in a random order of classes.
+
+    Args:
+        labels: of all rows.
+        imbalance: the ratio of the largest class to the smallest.
+        seed: of the order of classes and of the rows.
+    """
+    if imbalance < 1:
+        raise UserError(f"The imbalance must be at least 1, got {imbalance}.")
+    rng, classes = seed_rng(seed, Purpose.LONG_TAIL), np.unique(labels)
+    most = np.bincount(labels).min(where=np.bincount(labels) > 0, initial=len(labels))
+    fall = imbalance ** -(np.arange(len(classes)) / max(1, len(classes) - 1))
+    rows = [
+        rng.permutation(np.flatnonzero(labels == label))[: max(2, round(most * share))]
+        for label, share in zip(rng.permutation(classes), fall, strict=True)
+    ]
+    return rng.permutation(np.concatenate(rows))
+
+
 def consecutive(parts: Rows) -> Rows:
-    """Return row numbers for clients whose rows were put one after the other.
+    """Renumber the rows of clients after concatenating them client by client.
 
     Example:
         >>> [rows.tolist() for rows in consecutive([np.array([7, 3]), np.array([5])])]
@@ -174,7 +219,7 @@ def consecutive(parts: Rows) -> Rows:
 def _with_products(
     features: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the features, their squares and pairwise products: no constants, nothing twice."""
+    """Add squares and pairwise products to the features, without constants and duplicates."""
     columns, labels = list(features.T), list(names)
     for i in range(features.shape[1]):
         for j in range(i, features.shape[1]):

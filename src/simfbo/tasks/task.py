@@ -1,24 +1,40 @@
 """What a task is."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from simfbo.core.data import FederatedData
 from simfbo.core.problem import BilevelProblem, PyTree
 
-Metrics = Callable[[Any], dict[str, float]]
+Metrics = Callable[[PyTree], dict[str, float]]
+Goal = Literal["max", "min"]
+
+
+class Setting(NamedTuple):
+    """A problem assembled with its data, ready to be trained by any method.
+
+    Attributes:
+        problem: the two losses.
+        data: the clients' data and weights.
+        x0: initial upper variable.
+        y0: initial lower variable.
+    """
+
+    problem: BilevelProblem
+    data: FederatedData
+    x0: PyTree
+    y0: PyTree
 
 
 class Baseline(NamedTuple):
-    """What somebody would do without a bilevel method: train y by FedAvg at a given x.
+    """An alternative without a bilevel method: FedAvg trains y at a fixed x.
 
     Attributes:
-        name: as people call it.
+        name: shown in tables.
         problem: the losses, of which the lower one is trained.
-        data: what is trained on.
+        data: the data to train on.
         y0: initial lower variable.
-        candidates: values of x; with several, each is tried and the best by the task's `tuned_by`
-            stays.
+        candidates: values of x; each is tried, and the best by the task's `tuned_by` is kept.
         evaluate: (state) -> the task's metrics by name.
     """
 
@@ -31,18 +47,20 @@ class Baseline(NamedTuple):
 
 
 class Task(NamedTuple):
-    """All that a run needs besides an algorithm.
+    """Everything a run needs except the algorithm.
 
     Attributes:
-        name: as people call it.
+        name: shown in reports.
         problem: the two losses.
         data: the clients' data and weights.
         x0: initial upper variable.
         y0: initial lower variable.
         evaluate: (state) -> metrics by name.
         metric: the metric to watch.
-        tuned_by: the metric that tuning may look at, where that is another one: never of test data.
-        baselines: what to print beside a result.
+        goal: whether `metric` should be large ("max") or small ("min").
+        tuned_by: the metric for tuning, if it is not `metric`; never computed on test data.
+        maximise: names of other metrics that should be large; all others should be small.
+        baselines: alternatives without a bilevel method, to print next to the result.
     """
 
     name: str
@@ -52,5 +70,30 @@ class Task(NamedTuple):
     y0: PyTree
     evaluate: Metrics
     metric: str
+    goal: Goal = "min"
     tuned_by: str = ""
+    maximise: frozenset[str] = frozenset()
     baselines: tuple[Baseline, ...] = ()
+
+    def goal_of(self, metric: str) -> Goal:
+        """Return whether one of the task's metrics should be large or small.
+
+        Example:
+            >>> from simfbo.tasks import quadratic
+            >>> quadratic().goal_of("x_error")
+            'min'
+        """
+        if metric == self.metric:
+            return self.goal
+        return "max" if metric in self.maximise else "min"
+
+
+def goal_of(metric: str) -> Goal:
+    """Return the goal of a metric of the built-in tasks, for histories saved without their task.
+
+    Example:
+        >>> goal_of("test_accuracy"), goal_of("test_loss")
+        ('max', 'min')
+    """
+    large = metric.endswith(("accuracy", "auc")) or metric == "irrelevant_shut"
+    return "max" if large else "min"

@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: who the server is, and which nodes may join."""
+"""Certificates and keys of a federation: they identify the server and the nodes."""
 
 import datetime
 import ipaddress
@@ -21,7 +21,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_authority(folder: Path) -> None:
-    """Write a new certificate authority: `ca.crt` and `ca.key`."""
+    """Create a certificate authority: `ca.crt` and `ca.key`."""
     folder.mkdir(parents=True, exist_ok=True)
     key = _key()
     root = _certificate("simfbo federation", key.public_key(), None, key)
@@ -30,12 +30,11 @@ def make_authority(folder: Path) -> None:
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
-    """Write a server certificate that the folder's authority has signed.
+    """Create a server certificate, signed by the folder's authority.
 
     Args:
-        folder: where `ca.crt` and `ca.key` are, and `server.crt` and `server.key` go.
-        hosts: names and addresses under which clients reach the server; this machine's own names
-            are always among them.
+        folder: where `ca.crt` and `ca.key` are, and `server.crt` and `server.key` are written.
+        hosts: names and addresses by which nodes reach the server; localhost is always added.
     """
     names = [_name(host) for host in dict.fromkeys([*hosts, *LOCAL])]
     try:
@@ -43,7 +42,10 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
         assert isinstance(authority, ec.EllipticCurvePrivateKey)
     except (OSError, ValueError, AssertionError):
-        raise UserError(f"{folder} has no authority to sign with: begin anew with --new.") from None
+        raise UserError(
+            f"{folder} has no certificate authority: create a new one with "
+            "'simfbo flower certs --new'."
+        ) from None
     key = _key()
     server = _certificate("simfbo server", key.public_key(), (root, names), authority)
     write_private(folder / "server.key", _pem(key))
@@ -51,7 +53,7 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def names_of(file: Path) -> list[str]:
-    """Return the names and addresses that a server certificate is for."""
+    """Return the names and addresses in a server certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         kind = x509.SubjectAlternativeName
@@ -62,13 +64,13 @@ def names_of(file: Path) -> list[str]:
 
 
 def require_names(hosts: Sequence[str]) -> None:
-    """Raise unless all are names or addresses of hosts."""
+    """Raise unless all are host names or addresses."""
     for host in hosts:
         _name(host)
 
 
 def is_public_key(file: Path) -> bool:
-    """Return whether a file holds a public key of the kind that nodes have."""
+    """Return whether a file holds a public key of the type that nodes use."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):
@@ -77,7 +79,7 @@ def is_public_key(file: Path) -> bool:
 
 
 def make_node_key(file: Path) -> None:
-    """Write a node's private key, and beside it (.pub) the public one."""
+    """Create a node's private key, and the public one next to it (.pub)."""
     file.parent.mkdir(parents=True, exist_ok=True)
     key = _key()
     private = key.private_bytes(
@@ -93,24 +95,24 @@ def make_node_key(file: Path) -> None:
 
 
 def make_secret(file: Path) -> None:
-    """Write a random secret, by which the server knows its own helper processes."""
+    """Create the random secret that authenticates processes on this machine to each other."""
     write_private(file, secrets.token_bytes(32))
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Write a file that nobody but its owner can read, ever."""
+    """Write a file that only its owner can read, from the moment it exists."""
     file.unlink(missing_ok=True)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         out.write(data)
 
 
 def expired(file: Path) -> bool:
-    """Return whether a certificate's time is over."""
+    """Return whether a certificate has expired."""
     try:
         last = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
     except (OSError, ValueError):
         raise UserError(
-            f"{file} is no certificate: make new ones with 'simfbo flower certs'."
+            f"{file} is not a certificate: create new ones with 'simfbo flower certs --new'."
         ) from None
     return last < datetime.datetime.now(datetime.UTC)
 
@@ -121,7 +123,7 @@ def _certificate(
     issuer: tuple[x509.Certificate, list[x509.GeneralName]] | None,
     authority: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    """Return a certificate for a key: of the authority itself, or of a server it vouches for."""
+    """Return a certificate for a key: the authority's own, or a server's."""
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
@@ -162,7 +164,7 @@ def _usage(authority: bool) -> x509.KeyUsage:
 
 
 def _name(host: str) -> x509.GeneralName:
-    """Return a host as it stands in a certificate."""
+    """Return a host as it is written in a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -170,7 +172,7 @@ def _name(host: str) -> x509.GeneralName:
     labels = host.split(".")
     plain = all(re.fullmatch(r"[a-zA-Z0-9-]{1,63}", label) for label in labels)
     if not plain or len(host) > 253:
-        raise UserError(f"'{host}' is no host name or address, such as server.example.org.")
+        raise UserError(f"'{host}' is not a host name or address, such as server.example.org.")
     return x509.DNSName(host)
 
 

@@ -1,12 +1,12 @@
-"""Flower's SuperNode and SuperExec, made quick: a node's app stays loaded between messages.
+"""Flower's SuperNode and SuperExec, made fast: a node's app stays loaded between messages.
 
-As they come, a SuperNode looks for messages every three seconds and starts a process for each: it
-imports JAX, reads the data and compiles again, every time. Here the SuperNode looks often, and one
-process per app stays: it keeps data and compiled programs. Both are Flower's own programs with two
-parts replaced; nodes that run them and nodes that run Flower's can be mixed.
+Out of the box, a SuperNode polls for messages every three seconds and starts a process for each
+one, which imports JAX, loads the data and compiles every time. Here the SuperNode polls often, and
+one process per app stays alive with its data and compiled programs. Both are Flower's own programs
+with two parts replaced; nodes that run them and nodes that run Flower's can be mixed.
 
-    python -m simfbo.flower.ops.fast_nodes supernode --superlink ...    # as flower-supernode
-    python -m simfbo.flower.ops.fast_nodes superexec --runtime-api-address ...  # as flower-superexec
+    python -m simfbo.flower.ops.fast_nodes supernode ...    # like flower-supernode
+    python -m simfbo.flower.ops.fast_nodes superexec ...    # like flower-superexec
 """
 
 import contextlib
@@ -28,29 +28,29 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp
 
-SOON, GIVE_UP = 0.05, 30.0  # seconds
+POLL, GIVE_UP = 0.05, 30.0  # seconds
 
 
 class ResidentExecutor(SubprocessExecutor):
-    """Starts processes as Flower does, but one that runs a ClientApp stays for the next message."""
+    """Starts processes like Flower, but keeps one that runs a ClientApp for the next message."""
 
     def __init__(self) -> None:
-        """Begin without any process."""
+        """Start without a process."""
         self._app: str | None = None
         self._worker: subprocess.Popen[str] | None = None
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Hand a task to the process that has its app loaded; start it where there is none."""
+        """Pass a task to the process that has its app loaded; start one if there is none."""
         if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
             return super().launch(spec)
         certificates = None if spec.insecure else spec.root_certificates_path
         task = [spec.runtime_api_address, spec.token, spec.insecure, certificates]
         if not self._hand_over(spec.fab_hash, json.dumps(task)):
-            return LaunchResult.failed("The app's process ended at once.")
+            return LaunchResult.failed("The app's process ended immediately.")
         return LaunchResult.accepted()
 
     def _hand_over(self, app: str | None, task: str) -> bool:
-        """Return whether the process of an app has taken a task, an old one or a new one."""
+        """Pass a task to the process of an app, started if need be; return whether it worked."""
         for _ in range(2):
             if self._worker is None or self._worker.poll() is not None or app != self._app:
                 self.close()
@@ -72,39 +72,39 @@ class ResidentExecutor(SubprocessExecutor):
             self._worker = None
 
 
-class Rhythm:
-    """How long a SuperNode sleeps between looks: a tenth of the time since the last message.
+class Pacer:
+    """How long a SuperNode sleeps between polls: a tenth of the time since the last message.
 
-    So it adds a tenth to an exchange, and an idle federation costs next to nothing.
+    So polling adds a tenth to an exchange, and an idle federation costs almost nothing.
     """
 
     def __init__(self) -> None:
-        """Begin as if a message had just come."""
+        """Start as if a message had just arrived."""
         self._last = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep at most so long."""
-        if seconds < 1:  # it waits for its app, so there is a message
+        """Sleep for this long at most."""
+        if seconds < 1:  # it waits for its app, so a message has arrived
             self._last = time.monotonic()
-        time.sleep(min(seconds, max(SOON, 0.1 * (time.monotonic() - self._last))))
+        time.sleep(min(seconds, max(POLL, 0.1 * (time.monotonic() - self._last))))
 
 
 def hasten_pulls() -> None:
-    """Look again soon for parts of a message that are not there yet, and give up in time.
+    """Poll often for parts of a message that have not arrived yet, and give up after a while.
 
-    A message is announced before its parts are sent, and whoever looks often comes too early: by
-    default they look again after a second. If the sender dies in between, they look for two hours.
+    A message is announced before its parts are sent, so frequent polls come too early. By default
+    Flower polls again after a second, and if the sender dies in between, for two hours.
     """
     defaults = pull_objects.__kwdefaults__
     if defaults is not None and {"initial_backoff", "max_time"} <= defaults.keys():
-        defaults |= {"initial_backoff": SOON, "max_time": GIVE_UP}
+        defaults |= {"initial_backoff": POLL, "max_time": GIVE_UP}
 
 
 def supernode() -> None:
-    """Run a SuperNode that looks for messages often."""
+    """Run a SuperNode that polls for messages often."""
     hasten_pulls()
     _replace(
-        start_client_internal, "time", SimpleNamespace(**vars(time) | {"sleep": Rhythm().sleep})
+        start_client_internal, "time", SimpleNamespace(**vars(time) | {"sleep": Pacer().sleep})
     )
     flower_supernode()
 
@@ -116,7 +116,7 @@ def superexec() -> None:
 
 
 def worker() -> None:
-    """Run one ClientApp task after the other, as they come line by line, until there are no more.
+    """Run ClientApp tasks one after the other, each given by a line of stdin.
 
     Each is Flower's own procedure, except that it does not end the process.
     """
@@ -133,15 +133,16 @@ def worker() -> None:
         root = None if certificates is None else Path(certificates).read_bytes()
         after.clear()
         run_clientapp.run_clientapp(address, token, insecure, root)
-        for last_thing in after:
-            last_thing()
+        for exit_handler in after:
+            exit_handler()
 
 
 def _replace(module: ModuleType, name: str, value: Any) -> None:
-    """Replace a part of one of Flower's modules, which must be there."""
+    """Replace a part of one of Flower's modules; it must exist."""
     if not hasattr(module, name):
         raise SystemExit(
-            f"This Flower has no {module.__name__}.{name}: use 'simfbo flower up --stock'."
+            f"This version of Flower has no {module.__name__}.{name}: use "
+            "'simfbo flower up --stock'."
         )
     setattr(module, name, value)
 

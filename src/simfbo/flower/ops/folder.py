@@ -1,15 +1,16 @@
-"""The folder of a federation on one machine: what is where, and which processes belong to it."""
+"""The folder of a federation on one machine: its files, and the processes that belong to it."""
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simfbo.errors import UserError
 from simfbo.flower.ops import certificates
+from simfbo.runs.files import write_atomic
 
 CONNECTION = "simfbo"  # the SuperLink's name in Flower's configuration
 _SUPERLINK = "superlink"
@@ -19,15 +20,15 @@ class Setup(BaseModel):
     """What runs on this machine.
 
     Attributes:
-        link: whether the SuperLink is here.
+        link: whether the SuperLink runs here.
         address: of the SuperLink, host:port.
-        host: what the SuperLink listens on.
+        host: the address that the SuperLink listens on.
         nodes: numbers of the nodes here, counted from 1.
-        parts: how many nodes there are in all; node k holds part k of the clients.
-        node_config: what nodes are told besides.
+        parts: the total number of nodes; node k holds part k of the clients.
+        node_config: further settings of the nodes, passed to `load_client`.
         base_port: node k's own service listens on base_port + k, for this machine only.
         insecure: without TLS and node authentication.
-        stock: Flower's own programs in place of the quick ones.
+        stock: Flower's own programs instead of the fast ones.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,7 +52,7 @@ class Process(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where things are."""
+    """Where the files of a federation are."""
 
     folder: Path
 
@@ -62,7 +63,7 @@ class Layout(NamedTuple):
 
     @property
     def secret(self) -> Path:
-        """Return the file by which processes on this machine know each other."""
+        """Return the file that authenticates processes on this machine to each other."""
         return self.folder / "superexec.secret"
 
     @property
@@ -82,20 +83,20 @@ class Layout(NamedTuple):
 
     @property
     def state(self) -> Path:
-        """Return the file in which the supervisor says what is running."""
+        """Return the file in which the supervisor lists what is running."""
         return self.folder / "state.json"
 
     @property
-    def admitted(self) -> Path:
+    def registered(self) -> Path:
         """Return the file whose presence says that the node keys are registered."""
-        return self.folder / "admitted"
+        return self.folder / "registered"
 
     def key(self, node: int) -> Path:
         """Return a node's private key."""
         return self.folder / "keys" / f"node-{node}"
 
     def public_keys(self) -> list[Path]:
-        """Return the public keys of all nodes that may join."""
+        """Return the public keys of all nodes that are admitted."""
         return sorted((self.folder / "keys").glob("*.pub"))
 
     def log(self, name: str) -> Path:
@@ -103,16 +104,16 @@ class Layout(NamedTuple):
         return self.logs / f"{name}.log"
 
     def read_setup(self) -> Setup:
-        """Return what runs here; raise where nothing was set up."""
+        """Return what runs here; raise if nothing was set up."""
         try:
             return Setup.model_validate_json(self.setup.read_bytes())
         except (OSError, ValidationError):
             raise UserError(
-                f"There is no federation in {self.folder}: start one with 'simfbo flower up'."
+                f"No federation in {self.folder}: start one with 'simfbo flower up'."
             ) from None
 
     def require_certificates(self, setup: Setup) -> None:
-        """Raise unless the certificates and keys that a setup needs are there and hold."""
+        """Raise unless the certificates and keys that a setup needs exist and are valid."""
         if setup.insecure:
             return
         names = ["ca.crt", *(["server.crt", "server.key"] if setup.link else [])]
@@ -120,11 +121,13 @@ class Layout(NamedTuple):
         for file in (*files, *map(self.key, setup.nodes)):
             if not file.is_file():
                 raise UserError(
-                    f"{file} is missing: make it with 'simfbo flower certs', or copy it from the "
-                    "machine where that was done."
+                    f"{file} is missing: create it with 'simfbo flower certs', or copy it from "
+                    "the server."
                 )
         if certificates.expired(files[0]):
-            raise UserError(f"{files[0]} has expired: make new ones with 'simfbo flower certs'.")
+            raise UserError(
+                f"{files[0]} has expired: create new ones with 'simfbo flower certs --new'."
+            )
 
 
 def processes(layout: Layout, setup: Setup) -> list[Process]:
@@ -136,7 +139,7 @@ def processes(layout: Layout, setup: Setup) -> list[Process]:
 
 
 def environment(layout: Layout, process: str = "") -> dict[str, str]:
-    """Return the environment of Flower's programs; those of a node look for work often."""
+    """Return the environment of Flower's programs; those of a node poll for work often."""
     often = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"} if process.startswith("node") else {}
     bin_folder = str(Path(sys.executable).parent)
     return {
@@ -155,22 +158,20 @@ def environment(layout: Layout, process: str = "") -> dict[str, str]:
 def write_connection(layout: Layout, setup: Setup) -> None:
     """Write Flower's configuration: how its commands reach the SuperLink."""
     layout.home.mkdir(parents=True, exist_ok=True)
-    trust = (
-        "insecure = true"
-        if setup.insecure
-        else f"root-certificates = {json.dumps(str(layout.certificates / 'ca.crt'))}"
-    )
-    (layout.home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        f'[superlink.{CONNECTION}]\naddress = "{setup.address}"\n{trust}\n'
-    )
+    link: dict[str, object] = {"address": setup.address}
+    if setup.insecure:
+        link["insecure"] = True
+    else:
+        link["root-certificates"] = str(layout.certificates / "ca.crt")
+    config = {"superlink": {"default": CONNECTION, CONNECTION: link}}
+    write_atomic(layout.home / "config.toml", tomli_w.dumps(config))
 
 
 def local_port(address: str) -> int:
     """Return the port of an address host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise UserError(f"'{address}' is no address: write host:port, as in 10.0.0.5:9300.")
+        raise UserError(f"'{address}' is not an address: write host:port, such as 10.0.0.5:9300.")
     return int(port)
 
 

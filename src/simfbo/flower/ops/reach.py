@@ -1,4 +1,4 @@
-"""Whether a SuperLink can be reached and trusted, and if not, what to do about it."""
+"""Whether a SuperLink can be reached and trusted, and what to do if not."""
 
 import socket
 import ssl
@@ -9,7 +9,7 @@ from simfbo.flower.ops.folder import Layout, Setup, local_port
 
 
 def is_healthy(layout: Layout, setup: Setup) -> bool:
-    """Return whether the SuperLink answers."""
+    """Return whether the SuperLink responds."""
     scheme, context = "http", None
     if not setup.insecure:
         scheme = "https"
@@ -41,26 +41,26 @@ def require_superlink(layout: Layout, setup: Setup) -> None:
         trusted = False
     except OSError as error:
         raise UserError(
-            f"Nothing answers at {setup.address} ({error}): is the SuperLink up, with --host, and "
-            "its port open?"
+            f"Cannot connect to {setup.address} ({error}): start the SuperLink there with --host, "
+            "and open its port."
         ) from None
     if trusted and setup.insecure:
-        raise UserError(f"The SuperLink at {setup.address} speaks TLS: leave --insecure out.")
+        raise UserError(f"The SuperLink at {setup.address} uses TLS: omit --insecure.")
     if not trusted and not setup.insecure:
         raise UserError(
-            f"The SuperLink at {setup.address} does not speak TLS: is it the right port? One "
-            "started with --insecure is joined with --insecure."
+            f"The SuperLink at {setup.address} does not use TLS: check the port, or join with "
+            "--insecure if it was started with --insecure."
         )
 
 
 def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerificationError) -> str:
-    """Return why a certificate was not accepted, and what to do."""
+    """Return why a certificate was rejected, and what to do."""
     if "match" in error.verify_message:
         return (
-            f"The certificate of the SuperLink is not for '{host}': make one on the server with "
+            f"The SuperLink's certificate is not valid for '{host}': create one on the server with "
             f"'simfbo flower certs --host {host}'."
         )
     return (
-        f"The SuperLink at {setup.address} is not the one that {layout.certificates / 'ca.crt'} "
-        f"vouches for ({error.verify_message}): copy ca.crt from the server's folder."
+        f"{layout.certificates / 'ca.crt'} did not sign the certificate of the SuperLink at "
+        f"{setup.address} ({error.verify_message}): copy ca.crt from the server."
     )

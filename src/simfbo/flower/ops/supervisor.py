@@ -1,24 +1,26 @@
-"""Keeps a federation's processes running on this machine, until it is told to stop.
+"""Keeps a federation's processes running on this machine until SIGTERM.
 
-`python -m simfbo.flower.ops.supervisor FOLDER` is started by `simfbo flower up`. A process that ends is
-started again, later each time it did not last: a SuperNode whose old self is still remembered is
-turned away for up to a minute. At the end every process group is gone.
+`simfbo flower up` starts `python -m simfbo.flower.ops.supervisor FOLDER`. A process that ends is
+restarted, with a growing delay if it keeps failing: a SuperLink rejects a SuperNode for up to a
+minute while it still remembers the previous one. When the supervisor ends, no process is left.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from simfbo.flower.ops.folder import Layout, Process, environment, processes
+from simfbo.runs.files import Json, write_atomic
 
-_LASTED = 20.0  # seconds after which a process is taken to have started well
-_PATIENCE = 10.0  # seconds between asking processes to end and making them
+_LASTED = 20.0  # seconds after which a process counts as well started
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+_DOWN = 30.0  # seconds for a supervisor to end
 
 
 class _Child:
@@ -29,13 +31,13 @@ class _Child:
         self.running: subprocess.Popen[bytes] | None = None
         self.starts, self._delay, self._begun, self._due = 0, 0.5, 0.0, 0.0
 
-    def tend(self) -> bool:
-        """Return whether anything changed: start the process if it is due, notice if it ended."""
+    def poll(self) -> bool:
+        """Start the process if it is due, notice if it ended; return whether anything changed."""
         now = time.monotonic()
         if self.running is not None:
             if self.running.poll() is None:
                 return False
-            _end_group(self.running.pid, signal.SIGKILL)  # what it may have started
+            _signal_group(self.running.pid, signal.SIGKILL)  # its own child processes
             self._delay = 0.5 if now - self._begun > _LASTED else min(2 * self._delay, 8.0)
             self._due, self.running = now + self._delay, None
             return True
@@ -57,54 +59,88 @@ class _Child:
             )
         self._begun, self.starts = now, self.starts + 1
 
-    def describe(self) -> dict[str, Any]:
-        """Return what is known of it."""
+    def describe(self) -> Json:
+        """Return its process id, None if it is not running, and how often it was started."""
         pid = None if self.running is None else self.running.pid
         return {"pid": pid, "starts": self.starts}
 
 
 def supervise(layout: Layout) -> None:
-    """Start the processes of a setup and keep them running, until SIGTERM or SIGINT."""
-    asked: list[int] = []
+    """Start the processes of a setup and keep them running until SIGTERM or SIGINT."""
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked.append(number))
+        signal.signal(number, lambda number, frame: received.append(number))
     children = [_Child(layout, p) for p in processes(layout, layout.read_setup())]
     try:
-        while not asked:
-            nodes_may = layout.admitted.exists()  # before that they would be turned away
-            due = [c for c in children if nodes_may or not c.process.name.startswith("node")]
-            if any([child.tend() for child in due]):
-                write_state(layout, children)
+        while not received:
+            registered = layout.registered.exists()  # before that, nodes would be rejected
+            due = [c for c in children if registered or not c.process.name.startswith("node")]
+            if any([child.poll() for child in due]):
+                _write_state(layout, children)
             time.sleep(0.2)
     finally:
         running = {c.process.name: c.running.pid for c in children if c.running is not None}
-        # Nodes first: they take their leave of the SuperLink, which else remembers them.
-        stop([pid for name, pid in running.items() if name.startswith("node")])
-        stop([pid for name, pid in running.items() if not name.startswith("node")])
+        # Nodes first: they sign off from the SuperLink, which would otherwise remember them.
+        _end_groups([pid for name, pid in running.items() if name.startswith("node")])
+        _end_groups([pid for name, pid in running.items() if not name.startswith("node")])
         layout.state.unlink(missing_ok=True)
 
 
-def write_state(layout: Layout, children: list[_Child]) -> None:
-    """Write down what is running, in one step."""
+def start(layout: Layout) -> subprocess.Popen[bytes]:
+    """Start a supervisor in the background."""
+    command = [sys.executable, "-m", "simfbo.flower.ops.supervisor", str(layout.folder)]
+    with open(layout.log("supervisor"), "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def running(layout: Layout) -> Json | None:
+    """Return the state that a running supervisor has written; None if there is no supervisor."""
+    try:
+        state = json.loads(layout.state.read_text())
+        os.kill(state["supervisor"], 0)
+        command = _command_line(state["supervisor"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # Another process may have got its number.
+    return state if command is None or command[-1:] == [str(layout.folder)] else None
+
+
+def stop(layout: Layout) -> bool:
+    """End the supervisor and all processes; return whether anything was running."""
+    state = running(layout)
+    if state is not None:
+        os.kill(state["supervisor"], signal.SIGTERM)
+        deadline = time.monotonic() + _DOWN
+        while running(layout) is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
+    left = _orphans(layout)
+    _end_groups(left)
+    if layout.folder.is_dir():
+        layout.state.unlink(missing_ok=True)
+    return state is not None or bool(left)
+
+
+def _write_state(layout: Layout, children: list[_Child]) -> None:
+    """Write down what is running."""
     found = {child.process.name: child.describe() for child in children}
-    temporary = layout.state.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"supervisor": os.getpid(), "processes": found}))
-    os.replace(temporary, layout.state)
+    write_atomic(layout.state, json.dumps({"supervisor": os.getpid(), "processes": found}))
 
 
-def stop(groups: list[int]) -> None:
-    """Ask process groups to end, all at once, and make those end that do not."""
+def _end_groups(groups: list[int]) -> None:
+    """Terminate process groups, all at once, and kill those that do not end."""
     for group in groups:
-        _end_group(group, signal.SIGTERM)
-    deadline = time.monotonic() + _PATIENCE
-    while any(map(_group_lives, groups)) and time.monotonic() < deadline:
+        _signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    while any(map(_is_alive, groups)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for group in groups:
-        _end_group(group, signal.SIGKILL)
+        _signal_group(group, signal.SIGKILL)
 
 
-def _group_lives(group: int) -> bool:
-    """Return whether any process of a group is there, other than as a zombie of ours."""
+def _is_alive(group: int) -> bool:
+    """Return whether a group has any process, other than a zombie child of ours."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(group, os.WNOHANG)
     try:
@@ -114,9 +150,31 @@ def _group_lives(group: int) -> bool:
     return True
 
 
-def _end_group(group: int, number: int) -> None:
+def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _orphans(layout: Layout) -> list[int]:
+    """Return process groups of this federation that a killed supervisor has left behind."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            pid = int(entry.parent.name)
+            ours = f"FLWR_HOME={layout.home}".encode() in entry.read_bytes().split(b"\0")
+            command = " ".join(_command_line(pid) or [])
+            if ours and re.search(r"flower-super|flwr-|simfbo\.flower\.ops", command):
+                found.add(os.getpgid(pid))
+        except OSError:
+            continue
+    return sorted(found - {os.getpgrp()})
+
+
+def _command_line(pid: int) -> list[str] | None:
+    """Return a process's command; None on systems without /proc."""
+    if not Path("/proc/self/cmdline").exists():
+        return None
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
 
 
 if __name__ == "__main__":

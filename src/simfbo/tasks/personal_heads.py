@@ -1,7 +1,7 @@
-"""Personal heads: what a shared representation is worth to clients that never took part.
+"""Personal heads: how useful a shared representation is to clients that were not in training.
 
-A client that was not in the federation takes the representation x and the shared head y, fits a
-head of its own on half of its images,
+A client outside the federation takes the representation x and the shared head y, fits a head of its
+own on half of its images,
 
     h = argmin mean cross-entropy(h(features(x, image)), label) + pull/2 ||h - y||^2,
 
@@ -9,7 +9,7 @@ and is tested on the other half.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ _MOMENTUM = 0.9
 
 
 class Half(NamedTuple):
-    """Half of some clients' samples, padded to one length: weights are zero past a client's own."""
+    """Half of some clients' samples, padded to a common length; padding has weight zero."""
 
     images: jax.Array
     labels: jax.Array
@@ -35,7 +35,7 @@ class Half(NamedTuple):
 
 
 def halves(images: np.ndarray, labels: np.ndarray, parts: Rows, seed: int) -> tuple[Half, Half]:
-    """Return what each client fits on and what it is tested on."""
+    """Split each client's images into those it fits on and those it is tested on."""
     fitted, tested = halve(parts, 0.5, seed)
     return _padded(images, labels, fitted), _padded(images, labels, tested)
 
@@ -53,23 +53,23 @@ def _padded(images: np.ndarray, labels: np.ndarray, parts: Rows) -> Half:
 def fit_head(
     inputs: jax.Array, labels: jax.Array, weights: jax.Array, shared: Linear, pull: float
 ) -> Linear:
-    """Return one client's own head, by gradient steps with momentum from the shared one.
+    """Fit one client's own head by gradient steps with momentum, starting at the shared one.
 
     Args:
         inputs: features [m, width].
         labels: [m].
         weights: of the samples; they sum to one.
-        shared: the head to stay near.
-        pull: how strongly.
+        shared: the shared head.
+        pull: how strongly the head is pulled towards it.
     """
-    # Half the mean squared length (with the 1 of the bias) bounds the curvature of cross-entropy.
+    # Half the mean squared norm (with the 1 of the bias) bounds the curvature of cross-entropy.
     bound = 0.5 * (weights @ (inputs**2).sum(1) + 1.0) + pull
 
     def loss(head: Linear) -> jax.Array:
         found = optax.softmax_cross_entropy_with_integer_labels(head(inputs), labels)
         return weights @ found + 0.5 * pull * trees.squared_norm(trees.subtract(head, shared))
 
-    def step(_: Any, carry: tuple[Linear, Linear]) -> tuple[Linear, Linear]:
+    def step(_: PyTree, carry: tuple[Linear, Linear]) -> tuple[Linear, Linear]:
         head, speed = carry
         speed = trees.add_scaled(trees.scale(_MOMENTUM, speed), -1 / bound, jax.grad(loss)(head))
         return trees.add(head, speed), speed
@@ -80,7 +80,7 @@ def fit_head(
 def personal_accuracies(
     features: Features, split: tuple[Half, Half], pull: float
 ) -> Callable[[PyTree, Linear], tuple[jax.Array, jax.Array]]:
-    """Return (x, y) -> mean accuracy over clients of their own heads, and of the shared one."""
+    """Return (x, y) -> mean accuracy over clients of their own heads and of the shared head."""
     fitted, tested = split
 
     @jax.jit

@@ -1,0 +1,61 @@
+from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks
+from .core import (
+    Algorithm,
+    BilevelProblem,
+    Client,
+    FederatedData,
+    Federation,
+    Gate,
+    Ledger,
+    PerClient,
+    Point,
+    aggregation,
+    federate,
+    from_clients,
+    local_work,
+    partition,
+    privacy,
+    sampling,
+)
+from .engines import DebugFederation, SimulatedFederation, cost
+from .errors import ClientError, TooFewReplies, UserError
+from .runs import History, run
+from .tasks import Task, solve
+
+__version__: str
+
+__all__ = [
+    "Algorithm",
+    "BilevelProblem",
+    "Client",
+    "ClientError",
+    "DebugFederation",
+    "FederatedData",
+    "Federation",
+    "Gate",
+    "History",
+    "Ledger",
+    "PerClient",
+    "Point",
+    "SimulatedFederation",
+    "Task",
+    "TooFewReplies",
+    "UserError",
+    "aggregation",
+    "algorithms",
+    "checks",
+    "cost",
+    "datasets",
+    "diagnostics",
+    "estimators",
+    "federate",
+    "flower",
+    "from_clients",
+    "local_work",
+    "partition",
+    "privacy",
+    "run",
+    "sampling",
+    "solve",
+    "tasks",
+]

@@ -1,0 +1,111 @@
+"""`simfbo compare`: several methods and seeds on one task."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from simfbo.cli import arguments
+from simfbo.cli.console import OUT, interrupted, new_folder, print_table, progress_bar, workers
+from simfbo.config.catalogue import METHODS
+from simfbo.config.files import read
+from simfbo.config.run import RunConfig, checked
+from simfbo.errors import UserError
+from simfbo.runs.files import Json
+
+HELP = "run several methods and seeds on one task"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `compare`."""
+    arguments.add_settings(parser, several=True)
+    add = parser.add_argument
+    add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
+        f"(default: all of {', '.join(METHODS.names())})")  # fmt: skip
+    add("--seeds", metavar="S", help="such as 0..2 or 0,5,7 (default: the file's, or 0..2)")
+    add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
+    add("--metric", help="what to compare (default: the task's own)")
+    arguments.add_many_runs(parser)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the command with parsed arguments."""
+    how: Json = {
+        "jobs": options.jobs,
+        "quiet": options.quiet,
+        "data_dir": options.data_dir,
+    }
+    if options.resume:
+        arguments.require_alone(options, add_arguments)
+        return resume(options.resume, **how)
+    methods, seeds = plan(options)
+    targets = arguments.numbers(options.targets, "--targets") if options.targets else []
+    return compare(methods, seeds, targets, options.metric, options.output, **how)
+
+
+def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int]]:
+    """Return the methods and the seeds that file and flags make up."""
+    from simfbo.studies import comparison
+
+    overrides = arguments.overrides(options)
+    tree = read(options.config) if options.config else {}
+    if "seed" in tree or "seed" in overrides:
+        raise UserError("Write 'seeds', a list, in place of 'seed'.")
+    seeds = tree.pop("seeds", [0, 1, 2])
+    if options.seeds is not None:
+        seeds = arguments.whole_numbers(options.seeds, "--seeds")
+    seeds = comparison.checked_seeds(seeds)
+    names = options.methods.split(",") if options.methods else None
+    return comparison.plan(tree, {**overrides, "seed": seeds[0]}, names), seeds
+
+
+def compare(
+    methods: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    targets: Sequence[float],
+    metric: str | None,
+    output: Path | None,
+    *,
+    jobs: int | None,
+    quiet: bool,
+    data_dir: Path | None,
+) -> int:
+    """Run all methods with all seeds; write and print table and figures."""
+    from simfbo.runs.report import metrics
+    from simfbo.studies import comparison, figures, folder, tables
+    from simfbo.studies.sweep import refuse_other_settings, sweep
+
+    directory = output or new_folder("compare", next(iter(methods.values())))
+    runs = comparison.jobs(methods, seeds, directory)
+    refuse_other_settings(runs)
+    folder.save_comparison(directory, methods, seeds, targets, metric)
+    OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task(f"{len(runs)} runs, iterations", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        try:
+            histories = sweep(runs, workers(jobs), data_dir, show)
+        except KeyboardInterrupt:
+            raise interrupted(directory, "compare") from None
+    groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
+    metric = metric or metrics(histories[0])[0]
+    for history in histories:
+        history.column(metric)  # raises if there is no such metric
+    rows = tables.rows(groups, metric, targets)
+    looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
+    figures.save(groups, metric, rows, directory, looks)
+    print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    OUT.print(f"Table, figures and page are in {directory}", markup=False)
+    return 0
+
+
+def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+    """Continue a comparison."""
+    from simfbo.studies import folder
+
+    begun = folder.load(directory, "compare")
+    methods = {name: checked(tree, {}) for name, tree in begun["methods"].items()}
+    return compare(methods, begun["seeds"], begun["targets"], begun["metric"], directory,
+                   jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip

@@ -1,0 +1,243 @@
+"""`simfbo reproduce`: the SimFBO paper's experiments, and two that measure its theorems."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simfbo.cli import arguments
+from simfbo.cli.console import OUT, interrupted, print_table, progress_bar, workers
+from simfbo.errors import UserError
+from simfbo.experiments.experiment import NAMES, Experiment, Part, chosen, load
+from simfbo.runs.files import Json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from simfbo.experiments.grid import Cell
+    from simfbo.experiments.results import Groups, Resources
+
+HELP = "run the paper's experiments"
+CELLS = Path("results", "cells.jsonl")
+_SHOWN = 6  # columns of a table that the terminal shows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `reproduce`."""
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="an experiment, or all")
+    add("--list", action="store_true", help="list the experiments")
+    add("--quick", action="store_true", help="the short form: all of them in 5 minutes")
+    add("--tune", action="store_true", help="search the tuned step sizes again first")
+    arguments.add_data_dir(parser)
+    arguments.add_many_runs(parser)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the command with parsed arguments."""
+    how: Json = {
+        "jobs": options.jobs,
+        "quiet": options.quiet,
+        "data_dir": options.data_dir,
+    }
+    if options.resume:
+        arguments.require_alone(options, add_arguments)
+        return resume(options.resume, **how)
+    if options.list:
+        return show_list()
+    if options.name is None:
+        raise UserError("Name an experiment, or all. simfbo reproduce --list lists them.")
+    form = {"quick": options.quick, "tune": options.tune}
+    return reproduce(chosen(options.name), options.output, **form, **how)
+
+
+def show_list() -> int:
+    """Print the experiments."""
+    rows = []
+    for name in NAMES:
+        full, quick = load(name), load(name, quick=True)
+        rows.append({"experiment": name, "what it shows": full.claim,
+                     "minutes": f"{full.minutes:g}", "quick": f"{quick.minutes:g}"})  # fmt: skip
+    print_table(rows, "")
+    OUT.print("simfbo reproduce NAME runs one, simfbo reproduce all runs all; --quick is short.")
+    return 0
+
+
+def reproduce(
+    names: Sequence[str],
+    output: Path | None,
+    *,
+    quick: bool,
+    tune: bool,
+    jobs: int | None,
+    quiet: bool,
+    data_dir: Path | None,
+) -> int:
+    """Run experiments; write and print their tables and figures."""
+    from simfbo.engines.compile_cache import keep_compilations
+    from simfbo.experiments import summary
+    from simfbo.experiments.results import Resources
+    from simfbo.studies import folder as study
+
+    keep_compilations()
+    resources = Resources(workers(jobs), data_dir, tune)
+    folder = output or Path("runs", "reproduce-quick" if quick else "reproduce")
+    experiments = [load(name, quick) for name in names]
+    wanted = _wanted(names, folder, quick, tune)
+    for experiment in experiments if not tune else ():
+        _refuse_other_results(experiment, folder / experiment.name)
+    study.save(folder, "reproduce", wanted)
+    OUT.print(f"Into {folder}", markup=False)
+    try:
+        for i, experiment in enumerate(experiments):
+            minutes = sum(later.minutes for later in experiments[i:])
+            place = f"{i + 1} of {len(names)}"
+            OUT.print(f"\n{experiment.title} ({place}): {experiment.claim}", markup=False)
+            OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
+            _reproduce(experiment, folder, place, resources, quiet)
+    except KeyboardInterrupt:
+        raise interrupted(folder, "reproduce") from None
+    if summary.write(folder, quick):
+        OUT.print(f"Summary table: {folder / 'summary.md'}", markup=False)
+    return 0
+
+
+def resume(folder: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+    """Continue what was started in a folder."""
+    begun = _begun(folder)
+    return reproduce(begun["names"], folder, quick=begun["quick"], tune=begun["tune"],
+                     jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip
+
+
+def _begun(folder: Path) -> Json:
+    """Return what was started in a folder."""
+    from simfbo.studies import folder as study
+
+    begun = study.load(folder, "reproduce")
+    names = begun["names"]
+    if not isinstance(names, list) or not names or not all(name in NAMES for name in names):
+        raise UserError(f"{folder / study.STUDY} names no experiments: delete it.")
+    if not all(isinstance(begun[key], bool) for key in ("quick", "tune")):
+        raise UserError(f"'quick' and 'tune' in {folder / study.STUDY} must be true or false.")
+    return begun
+
+
+def _wanted(names: Sequence[str], folder: Path, quick: bool, tune: bool) -> Json:
+    """Return what is wanted in a folder, with what was before; raise if that was another form."""
+    from simfbo.studies import folder as study
+
+    form: Json = {"quick": quick, "tune": tune}
+    begun = _begun(folder) if (folder / study.STUDY).exists() else {**form, "names": []}
+    for key, value in form.items():
+        if begun[key] != value:
+            how = "with" if begun[key] else "without"
+            raise UserError(f"{folder} was started {how} --{key}: choose another output folder.")
+    return {"names": [name for name in NAMES if name in {*names, *begun["names"]}], **form}
+
+
+def _refuse_other_results(experiment: Experiment, folder: Path) -> None:
+    """Raise if a folder holds results of other settings, before anything is run."""
+    from simfbo.experiments.grid import kept
+    from simfbo.experiments.results import missing
+
+    if experiment.name in _THEORY:
+        kept(_cells(experiment), folder / CELLS)
+    for part in experiment.parts:
+        missing(part, folder)
+
+
+def _reproduce(
+    experiment: Experiment, folder: Path, place: str, resources: "Resources", quiet: bool
+) -> None:
+    """Run one experiment with a progress bar."""
+    if resources.tune and "tuning" not in experiment.tree:
+        OUT.print("Nothing to tune here: the settings are given.")
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task(f"{place}, {experiment.name}", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        side_by_side = experiment.tree.get("workers", resources.workers)
+        run = _THEORY.get(experiment.name, _accuracies)
+        own = resources._replace(workers=side_by_side, on_progress=show)
+        run(experiment, folder / experiment.name, own)
+    OUT.print(f"Tables, figures and histories are in {folder / experiment.name}", markup=False)
+
+
+def _accuracies(experiment: Experiment, folder: Path, resources: "Resources") -> None:
+    """Run methods with several seeds and compare their accuracies."""
+    from simfbo.experiments import retune, tables
+    from simfbo.experiments.results import run_part
+
+    found: Json = {}
+    for part in experiment.parts:
+        if resources.tune and "tuning" in experiment.tree:
+            part = retune.tuned(part, experiment.tree["tuning"], folder, resources)
+        groups = run_part(part, folder, resources)
+        found |= _tables(part, groups, experiment.tree)
+        name = f"figure-{part.name}.png" if part.name else "figure.png"
+        _draw(tables.draw(part, groups, experiment.tree), folder / name)
+    _write(found, folder)
+
+
+def _tables(part: Part, groups: "Groups", tree: Json) -> dict[str, list[dict[str, str]]]:
+    """Return the tables of a part, by title."""
+    from simfbo.experiments import tables
+
+    about = f"{part.title} " if part.title else ""
+    found = {part.title: tables.accuracy(part, groups, tree)}
+    if "pairs" in tree and len(part.seeds) > 1:
+        found[f"{about}Seed by seed:"] = tables.differences(part, groups, tree["pairs"])
+    if tree.get("reach") in part.methods:
+        title = f"{about}To the final accuracy of {part.methods[tree['reach']].label}:"
+        found[title] = tables.ratios(part, groups, tree["reach"])
+    return found
+
+
+def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> None:
+    """Measure Theorem 1's rate."""
+    from simfbo.experiments import theory, theory_figures
+
+    cells = theory.measured(_cells(experiment), theory.speedup, folder / CELLS, resources)
+    title = "Mean of |∇Φ|² over the rounds, ± standard deviation over seeds."
+    exponents = theory_figures.exponent_table(cells)
+    _write({title: theory_figures.speedup_table(cells), "Exponents, fitted.": exponents}, folder)
+    _draw(theory_figures.draw_speedup(cells), folder / "figure.png")
+
+
+def _mismatch(experiment: Experiment, folder: Path, resources: "Resources") -> None:
+    """Measure where SimFBO and ShroFBO end under unequal local work."""
+    from simfbo.experiments import theory, theory_figures
+
+    cells = theory.measured(_cells(experiment), theory.mismatch, folder / CELLS, resources)
+    title = "Distance from x at the end, per cent of the distance between the two points."
+    _write({title: theory_figures.mismatch_table(cells)}, folder)
+    _draw(theory_figures.draw_mismatch(cells), folder / "figure.png")
+
+
+_THEORY = {"speedup": _speedup, "objective-mismatch": _mismatch}
+
+
+def _cells(experiment: Experiment) -> "list[Cell]":
+    """Return the grid of an experiment on a theorem."""
+    from simfbo.experiments import theory
+
+    grid = theory.speedup_cells if experiment.name == "speedup" else theory.mismatch_cells
+    return grid(experiment.tree)
+
+
+def _draw(figure: "Figure", file: Path) -> None:
+    figure.savefig(file, dpi=110)
+
+
+def _write(found: Mapping[str, list[dict[str, str]]], folder: Path) -> None:
+    """Write the tables that have rows to table.md, and print their first columns."""
+    from simfbo.runs.files import write_atomic
+    from simfbo.studies.tables import markdown
+
+    full = {title: rows for title, rows in found.items() if rows}
+    text = "\n\n".join(f"{title}\n\n{markdown(rows)}".strip() for title, rows in full.items())
+    write_atomic(folder / "table.md", text + "\n")
+    for title, rows in full.items():
+        print_table([dict(list(row.items())[:_SHOWN]) for row in rows], title)

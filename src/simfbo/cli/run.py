@@ -1,0 +1,246 @@
+"""`simfbo run`: train, and write a history, a figure and a summary."""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simfbo.cli import arguments
+from simfbo.cli.console import OUT, new_folder, progress_bar
+from simfbo.config.catalogue import METHODS
+from simfbo.config.run import RunConfig, checked
+from simfbo.config.tasks import (
+    TABLES,
+    FairSettings,
+    HyperRepresentationSettings,
+    PartitionedSettings,
+)
+from simfbo.errors import MissingExtra, UserError
+from simfbo.runs.files import Json, write_atomic
+from simfbo.runs.history import History
+
+if TYPE_CHECKING:
+    from simfbo.config.build import Built
+
+HELP = "train, and write a history, a figure and a summary"
+EPILOG = """examples:
+  simfbo run hyper-representation                      digits, 20 clients, a few seconds
+  simfbo run hyper-representation --dataset mnist --rounds 2000
+  simfbo run hyper-representation --dataset mnist --partition shards --algorithm shrofbo --tau 1..10
+  simfbo run label-cleaning                            half of the labels are wrong
+  simfbo run regularisation --dataset schools          an L2 weight per feature, 160 schools
+  simfbo run long-tail --dataset optdigits
+  simfbo run fair
+  simfbo run quadratic --set task.heterogeneity=3 --set algorithm.local.x=0.02
+  simfbo run --config my.toml --seed 3                 flags override the file
+  simfbo run my_package.tasks:mine --algorithm my_package.methods:mine
+
+Every setting has a dotted key for --set; the same keys make up the TOML file. They are listed in
+docs/reference-configuration.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `run`."""
+    arguments.add_settings(parser)
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="folder for the run")
+    add("--or-digits", action="store_true",
+        help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
+    add("--no-baselines", action="store_true", help="do not train the baselines")
+    add("--quiet", action="store_true", help="print only the summary")
+    add("--checkpoint-seconds", type=arguments.seconds_of, default=5.0, metavar="S",
+        help="longest time between checkpoints (default 5)")  # fmt: skip
+    arguments.add_resume(parser)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the command with parsed arguments."""
+    how: Json = {"data_dir": options.data_dir, "baselines": not options.no_baselines,
+           "quiet": options.quiet, "checkpoint_seconds": options.checkpoint_seconds}  # fmt: skip
+    if options.resume:
+        arguments.require_alone(options, add_arguments)
+        return resume(options.resume, **how)
+    config = arguments.configuration(options)
+    if options.or_digits:
+        config = _or_digits(config, options.data_dir)
+    directory = options.output
+    directory = directory or new_folder("", config, config.algorithm.name, f"seed{config.seed}")
+    return train(config, directory, **how)
+
+
+def resume(directory: Path, **how: Any) -> int:
+    """Continue a run, unless it has ended."""
+    begun = _begun(directory)
+    status = (begun.end or {}).get("status")
+    if status == "diverged" or (status == "finished" and (directory / "summary.txt").is_file()):
+        OUT.print(f"{directory} has {status}: nothing left to do.")
+        return _exit_code(begun)
+    return train(checked(begun.header.get("config") or {}, {}), directory, resume=True, **how)
+
+
+def train(
+    config: RunConfig,
+    directory: Path,
+    *,
+    data_dir: Path | None,
+    baselines: bool,
+    quiet: bool,
+    checkpoint_seconds: float,
+    resume: bool = False,
+) -> int:
+    """Run a configuration; write and print the result."""
+    from simfbo.config.build import build
+    from simfbo.config.build_task import build_task
+    from simfbo.engines.compile_cache import keep_compilations
+    from simfbo.runs import report
+    from simfbo.runs.checkpoint import save_variables
+
+    keep_compilations()
+    built = build(config, build_task(config, data_dir))
+    _warn_of_unequal_work(built)
+    history = _watch(built, directory, quiet, resume, checkpoint_seconds)
+    save_variables(directory / "variables.npz", history.state.x, history.state.y)
+    files = "History" if not _drawn(history, directory) else "Figure, page, history"
+    text = report.summary(history)
+    finished = (history.end or {}).get("status") == "finished"
+    if finished and baselines and built.task.baselines:
+        text += "\n" + _baselines(built, history, directory, quiet)
+    write_atomic(directory / "summary.txt", text + "\n")
+    OUT.print(f"{text}\n{files} and variables are in {directory}", markup=False)
+    return _exit_code(history, directory)
+
+
+def _watch(
+    built: "Built", directory: Path, quiet: bool, resume: bool, checkpoint_seconds: float
+) -> History:
+    """Run what was built, with a progress bar and a line per evaluation."""
+    from simfbo.config.build import run_built
+
+    config, metric = built.config, built.task.metric
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task(config.algorithm.name, total=config.rounds)
+
+        def on_round(t: int, record: Json | None) -> None:
+            progress.update(bar, completed=t)
+            if record is not None and not quiet:
+                progress.update(bar, description=f"{metric} {record[metric]:.4g}")
+                progress.console.print(_line(record, metric))
+
+        return run_built(built, directory, on_round, resume, checkpoint_seconds)
+
+
+def _drawn(history: History, directory: Path) -> bool:
+    """Write figure and page, as far as there is something to draw and to draw with."""
+    from simfbo.runs import report
+
+    try:
+        return bool(history.records and report.save([history], directory))
+    except MissingExtra as error:
+        print(f"simfbo: no figure was drawn. {error}", file=sys.stderr)
+        return False
+
+
+def _baselines(built: "Built", history: History, directory: Path, quiet: bool) -> str:
+    """Train the task's baselines; save them, and return them in a table with the run."""
+    from simfbo.config.build import build_federation
+    from simfbo.tasks import baselines
+
+    task, config, last = built.task, built.config, history.records[-1]
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task("baselines", total=len(task.baselines))
+
+        def on_baseline(name: str) -> None:
+            progress.update(bar, advance=1, description=f"baseline: {name}")
+
+        outcomes = baselines.compare(
+            task,
+            lambda data: build_federation(config, data),
+            rounds=config.rounds,
+            budget=last["bytes_down"] + last["bytes_up"],
+            seed=config.seed,
+            on_baseline=on_baseline,
+        )
+    baselines.save(outcomes, directory)
+    return baselines.table(outcomes, history.header["algorithm"], last, task.metric)
+
+
+def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
+    """Return the configuration, on digits if its data set cannot be fetched."""
+    from simfbo import datasets
+
+    task = config.task
+    if not isinstance(task, PartitionedSettings | FairSettings):
+        return config
+    if task.dataset in ("digits", *TABLES):
+        return config
+    try:
+        datasets.load(task.dataset, data_dir)
+        return config
+    except UserError:
+        sentence = f"{task.dataset} could not be fetched (no network?), using digits instead."
+        print(f"simfbo: {sentence}", file=sys.stderr)
+    smaller: Json = {"dataset": "digits", "clients": 20}
+    if isinstance(task, HyperRepresentationSettings):
+        smaller["model"] = "mlp"
+    return config.model_copy(update={"task": task.model_copy(update=smaller)})
+
+
+def _line(record: Json, metric: str) -> str:
+    """Return one evaluation as a line of text."""
+    from simfbo.runs.report import size
+
+    sent = size(record["bytes_up"] + record["bytes_down"])
+    return (
+        f"round {record['round']:>6,}   {metric.replace('_', ' ')} {record[metric]:<9.4g} "
+        f"sent {sent:>8}   {record['seconds']:7.2f} s"
+    )
+
+
+def _exit_code(history: History, directory: Path | None = None) -> int:
+    """Return 0 for a finished run, 130 for an interrupted one, 1 for one that failed."""
+    end = history.end or {}
+    status = end.get("status")
+    if status in ("diverged", "starved"):
+        print(f"simfbo: {status} in round {end['round']}: {end['reason']}.", file=sys.stderr)
+    if status == "diverged" and directory is not None:
+        table = "steps" if "steps" in history.header["config"]["algorithm"] else "server"
+        print(f"simfbo: try smaller steps, for example --set algorithm.{table}.x=0.01, or "
+              "simfbo tune.", file=sys.stderr)  # fmt: skip
+    if status in ("interrupted", "starved") and not _is_rehearsal(history):
+        print(f"simfbo: resume with: simfbo run --resume {directory}", file=sys.stderr)
+    return {"finished": 0, "interrupted": 130}.get(str(status), 1)
+
+
+def _is_rehearsal(history: History) -> bool:
+    """Return whether replies were missing because the settings say so, and will be again."""
+    starved = (history.end or {}).get("status") == "starved"
+    return starved and history.header["config"]["gate"]["drop_out"] > 0
+
+
+def _begun(directory: Path) -> History:
+    """Return the history of a run; a checkpoint's copy of the header takes precedence."""
+    from simfbo.runs import checkpoint
+
+    begun = History.load(directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will warn of damage
+        header = checkpoint.newest(directory, lambda found: found.manifest["header"])
+    begun.header = begun.header if header is None else header
+    return begun
+
+
+def _warn_of_unequal_work(built: "Built") -> None:
+    """Warn where fixed, unequal local work meets a method that adds it up."""
+    import jax
+
+    from simfbo.diagnostics import work_warning
+
+    config, federation = built.config, built.federation
+    method = METHODS.find(config.algorithm.name)
+    if not method.adds_up_work or config.local_work.every_round:
+        return
+    norms = federation.local_work(jax.random.key(config.seed), federation.n).norm
+    if warning := work_warning(federation.data.p, norms, method.title):
+        print(f"simfbo: {warning}.", file=sys.stderr)

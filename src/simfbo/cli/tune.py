@@ -1,0 +1,110 @@
+"""`simfbo tune`: step sizes within a budget."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simfbo.cli import arguments
+from simfbo.cli.console import OUT, interrupted, new_folder, print_table, progress_bar, workers
+from simfbo.config.files import as_toml
+from simfbo.config.run import RunConfig, checked
+from simfbo.runs.files import Json
+
+if TYPE_CHECKING:
+    from simfbo.studies.tuning import Result
+
+HELP = "find step sizes within a budget"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tune`."""
+    arguments.add_settings(parser)
+    add = parser.add_argument
+    add("--budget", type=arguments.whole, default=20_000, metavar="B",
+        help="communication rounds for all trials together (default 20,000)")  # fmt: skip
+    add("--trials", type=arguments.whole, default=27, metavar="N",
+        help="number of trials in the first stage (default 27)")  # fmt: skip
+    add("--range", action="append", default=[], metavar="KEY=LOW..HIGH",
+        help="what to tune; repeatable (default: the step sizes)")  # fmt: skip
+    add("--metric", help="what to judge by (default: the task's own)")
+    arguments.add_many_runs(parser)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the command with parsed arguments."""
+    how: Json = {
+        "jobs": options.jobs,
+        "quiet": options.quiet,
+        "data_dir": options.data_dir,
+    }
+    if options.resume:
+        arguments.require_alone(options, add_arguments)
+        return resume(options.resume, **how)
+    config = arguments.configuration(options)
+    space = dict(map(arguments.span, options.range)) or None
+    return tune(
+        config, space, options.budget, options.trials, options.metric, options.output, **how
+    )
+
+
+def tune(
+    config: RunConfig,
+    space: Mapping[str, tuple[float, float]] | None,
+    budget: int,
+    trials: int,
+    metric: str | None,
+    output: Path | None,
+    *,
+    jobs: int | None,
+    quiet: bool,
+    data_dir: Path | None,
+) -> int:
+    """Find step sizes; print the winner as TOML."""
+    from simfbo.studies import folder, tuning
+
+    directory = output or new_folder("tune", config, config.algorithm.name)
+    folder.save_search(directory, config, space, budget, trials, metric)
+    OUT.print(f"{trials} trials into {directory}", markup=False)
+    with progress_bar(quiet) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(stage: int, stages: int, done: int, total: int) -> None:
+            text = f"stage {stage + 1} of {stages}, iterations"
+            progress.update(bar, description=text, completed=done, total=total)
+
+        try:
+            tuned = tuning.tune(
+                config, directory, budget=budget, trials=trials, space=space, metric=metric,
+                workers=workers(jobs), data_dir=data_dir, on_progress=show,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise interrupted(directory, "tune") from None
+    print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
+    OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
+    OUT.print(as_toml(tuned.best), markup=False)
+    return 0
+
+
+def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+    """Continue a search for step sizes."""
+    from simfbo.studies import folder
+
+    begun = folder.load(directory, "tune")
+    space = begun["space"] and {key: tuple(span) for key, span in begun["space"].items()}
+    return tune(checked(begun["config"], {}), space, begun["budget"], begun["trials"],
+                begun["metric"], directory, jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip
+
+
+def _rows(results: Sequence["Result"]) -> list[dict[str, str]]:
+    """Return the results of all trials as a table."""
+    return [
+        {
+            "stage": str(result.stage + 1),
+            "trial": str(result.trial),
+            **{k.removeprefix("algorithm."): f"{v:g}" for k, v in result.settings.items()},
+            "iterations": f"{result.iterations:,}",
+            "result": result.status if result.score is None else f"{result.score:.4g}",
+        }
+        for result in results
+    ]

@@ -1,0 +1,68 @@
+"""The kinds of values that settings have, and the models that settings derive from."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Dimension = Annotated[int, Field(gt=0, le=100_000)]
+Clients = Annotated[int, Field(gt=0, le=1_000_000)]
+Folds = Annotated[int, Field(ge=2, le=100)]
+# TOML has no null: "none" and "full" stand for it where a value may be missing.
+Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
+LARGEST = 10**9  # numbers in an array: eight gigabytes
+
+
+class Strict(BaseModel):
+    """No unknown keys, no silent conversions from text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class MethodSettings(Strict):
+    """The settings of a method."""
+
+    name: str
+
+
+class TaskSettings(Strict):
+    """The settings of a task."""
+
+    name: str
+
+
+class StepSizes(Strict):
+    """Step sizes for x, y and v; the defaults are the SimFBO paper's."""
+
+    x: Positive = 0.05
+    y: Positive = 0.2
+    v: Positive = 0.1
+
+
+class TwoStepSizes(Strict):
+    """Step sizes for x and y, of a method without v."""
+
+    x: Positive = 0.05
+    y: Positive = 0.2
+
+
+class LocalAndServer(MethodSettings):
+    """Step sizes of the clients and of the server, which default to the clients'.
+
+    With the schedule `cosine` the server's step sizes fall to zero over the run.
+    """
+
+    server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_schedule: Literal["constant", "cosine"] = "constant"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        match values:
+            case {"local": dict() as local, "server": dict() as server}:
+                return {**values, "server": local | server}
+            case _:
+                return values

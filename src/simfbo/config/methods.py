@@ -1,0 +1,109 @@
+"""The library's methods: the settings of each, and its record in the catalogue."""
+
+from typing import Annotated, Any, Literal
+
+from simfbo.config.catalogue import METHODS, Method
+from simfbo.config.fields import (
+    Absent,
+    Count,
+    LocalAndServer,
+    MethodSettings,
+    Positive,
+    StepSizes,
+    TwoStepSizes,
+)
+from simfbo.runs.palette import COLOURS
+
+Mode = Literal["paper", "as_released"]
+Radius = Annotated[Positive | None, Absent]
+
+
+class SimFBOSettings(LocalAndServer):
+    """SimFBO and ShroFBO."""
+
+    local: StepSizes = StepSizes()
+    server: StepSizes | None = None
+    radius: Radius = 10.0
+    independent_batches: bool = False
+
+
+class MemFBOSettings(LocalAndServer):
+    """MemFBO."""
+
+    local: TwoStepSizes = TwoStepSizes()
+    server: TwoStepSizes | None = None
+    penalty: Positive = 100.0
+
+
+class FedNestSettings(MethodSettings):
+    """FedNest; its step `v` is that of the Neumann series."""
+
+    steps: StepSizes = StepSizes()
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
+    mode: Mode = "paper"
+    drawn: bool = False
+    one_upper_step: bool = False
+
+
+class LFedNestSettings(MethodSettings):
+    """LFedNest."""
+
+    steps: StepSizes = StepSizes()
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
+
+
+class AggITDSettings(MethodSettings):
+    """FBO-AggITD; its step `v` is the paper's lambda."""
+
+    steps: StepSizes = StepSizes()
+    lower_rounds: Count = 5
+
+
+class FedBiOSettings(MethodSettings):
+    """FedBiO."""
+
+    steps: StepSizes = StepSizes()
+    radius: Radius = 10.0
+
+
+class FedMBOSettings(MethodSettings):
+    """FedMBO; its step `v` is that of the series along the chains."""
+
+    steps: StepSizes = StepSizes()
+    lower_rounds: Count = 1
+    neumann_terms: Count = 5
+    mode: Mode = "paper"
+
+
+def steps_table(settings: MethodSettings) -> str:
+    """Return the name of the table that holds a method's step sizes, the server's where given."""
+    if hasattr(settings, "steps"):
+        return "steps"
+    return "local" if getattr(settings, "server", None) is None else "server"
+
+
+def _record(
+    place: int, name: str, title: str, settings: type[MethodSettings], **more: Any
+) -> Method:
+    factory = f"simfbo.algorithms:{name}"
+    return Method(name, title, factory, settings, colour=COLOURS[place], **more)
+
+
+# The options under `laws` make series so long that truncation moves no measure across its limit.
+METHODS.add(
+    _record(0, "simfbo", "SimFBO", SimFBOSettings, one_exchange=True, adds_up_work=True),
+    _record(1, "shrofbo", "ShroFBO", SimFBOSettings, one_exchange=True),
+    _record(2, "fednest", "FedNest", FedNestSettings,
+            laws={"": {"v": 0.45, "neumann_terms": 16}, "-as-released": {"mode": "as_released"}}),
+    _record(3, "lfednest", "LFedNest", LFedNestSettings,
+            laws={"": {"v": 0.3, "neumann_terms": 10}}),
+    _record(4, "aggitd", "FBO-AggITD", AggITDSettings, laws={"": {"v": 0.45, "lower_rounds": 12}}),
+    _record(5, "fedbio", "FedBiO", FedBiOSettings, sampling="everyone", one_exchange=True,
+            adds_up_work=True),
+    _record(6, "fedmbo", "FedMBO", FedMBOSettings, sampling="with-replacement",
+            laws={"": {"v": 0.3, "neumann_terms": 12}}),
+    _record(7, "memfbo", "MemFBO", MemFBOSettings, one_exchange=True, adds_up_work=True,
+            laws={"": {"penalty": 1e4}}),
+)  # fmt: skip

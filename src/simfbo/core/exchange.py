@@ -1,0 +1,124 @@
+"""One exchange with a cohort: the request, the replies, and the refusals."""
+
+from __future__ import annotations
+
+from enum import StrEnum, unique
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simfbo.core.problem import PyTree
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+
+@unique
+class Reason(StrEnum):
+    """Why a reply does not count. The value is what histories store."""
+
+    NO_REPLY = "no-reply"
+    TIMED_OUT = "timed-out"
+    NODE_AWAY = "node-away"
+    NODE_FAILED = "node-failed"
+    NOT_REQUESTED = "not-requested"
+    WRONG_EXCHANGE = "wrong-exchange"
+    DUPLICATE = "duplicate"
+    MALFORMED = "malformed"
+    NOT_FINITE = "not-finite"
+    TOO_LARGE = "too-large"
+    REFUSED_BY_NODE = "refused-by-node"
+
+    @property
+    def silent(self) -> bool:
+        """Return whether nothing was received."""
+        return self in (self.NO_REPLY, self.TIMED_OUT, self.NODE_AWAY, self.NODE_FAILED)
+
+    @property
+    def text(self) -> str:
+        """Return what the client did, to be continued after its name."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Reason.NO_REPLY: "did not reply",
+    Reason.TIMED_OUT: "did not reply in time",
+    Reason.NODE_AWAY: "did not reply: its node is away",
+    Reason.NODE_FAILED: "did not reply: its node failed",
+    Reason.NOT_REQUESTED: "was not asked",
+    Reason.WRONG_EXCHANGE: "answered another exchange",
+    Reason.DUPLICATE: "replied more than once",
+    Reason.MALFORMED: "sent a malformed message",
+    Reason.NOT_FINITE: "sent a message that is not finite",
+    Reason.TOO_LARGE: "sent a message above the norm limit",
+    Reason.REFUSED_BY_NODE: "sent a message that its node refused",
+}
+
+
+class Request(NamedTuple):
+    """What a cohort was asked in one exchange.
+
+    Attributes:
+        number: of the exchange, counted from 1.
+        client_step: the name of the client step.
+        ids: the clients sampled, ascending; a client that was sampled twice appears twice.
+        like: an example message; its leaves may be abstract.
+    """
+
+    number: int
+    client_step: str
+    ids: Int[np.ndarray, " cohort"]
+    like: PyTree
+
+
+class Refusal(NamedTuple):
+    """A reply that does not count.
+
+    Attributes:
+        exchange: its number.
+        client_step: the name of the client step.
+        client: whose reply; None where that is unknown.
+        reason: the kind of refusal.
+        text: the reason in words, with details.
+    """
+
+    exchange: int
+    client_step: str
+    client: int | None
+    reason: Reason
+    text: str
+
+
+class Exchange(NamedTuple):
+    """The outcome of one exchange.
+
+    Attributes:
+        request: what the cohort was sent.
+        admitted: whether a reply counts, by position in the cohort.
+        squares: squared norms of the replies, by position and leaf.
+        refusals: the replies that do not count.
+    """
+
+    request: Request
+    admitted: Bool[np.ndarray, " cohort"]
+    squares: Float[np.ndarray, "cohort leaves"]
+    refusals: list[Refusal]
+
+    @property
+    def factor(self) -> float:
+        """Return what the weights of the admitted are multiplied by: asked / admitted."""
+        return len(self.admitted) / max(1, int(self.admitted.sum()))
+
+    @property
+    def mostly_oversized(self) -> bool:
+        """Return whether most replies left out arrived, but were too large or not finite."""
+        left_out = ~self.admitted
+        measured = left_out & (self.squares.sum(1) != 0)
+        return bool(2 * measured.sum() > left_out.sum())
+
+    @property
+    def largest_sender(self) -> int:
+        """Return the client with the largest message, of those admitted if there are any."""
+        counted = self.admitted if self.admitted.any() else True
+        totals = np.where(counted, np.nan_to_num(self.squares.sum(1), nan=np.inf), -1.0)
+        return int(self.request.ids[np.argmax(totals)])

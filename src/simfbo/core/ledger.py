@@ -1,0 +1,75 @@
+"""The ledger: what a federation sent, counted from the messages themselves.
+
+Payloads and messages are counted. The few numbers that say how to work on them (which client step,
+local steps, step sizes, a random key) travel with the request and are not.
+"""
+
+from dataclasses import dataclass, field
+from operator import add
+from typing import NamedTuple
+
+import jax
+
+from simfbo.core.problem import PyTree
+
+
+class PerClient(NamedTuple):
+    """A part of a payload that differs from client to client.
+
+    Slice j of every leaf goes to the cohort's j-th client, which finds it in this part's place.
+
+    Attributes:
+        slices: a pytree whose leaves have one slice per client of the cohort along the first axis.
+    """
+
+    slices: PyTree
+
+
+class Traffic(NamedTuple):
+    """Exchanges, floats and bytes, added over all clients."""
+
+    rounds: int = 0
+    floats_down: int = 0
+    floats_up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Add two amounts of traffic."""
+        return Traffic(*map(add, self, other))
+
+
+@dataclass
+class Ledger:
+    """What a federation sent.
+
+    Attributes:
+        total: exchanges, floats and bytes, added over all clients.
+        by_step: the same, by the name of the client step.
+    """
+
+    total: Traffic = field(default_factory=Traffic)
+    by_step: dict[str, Traffic] = field(default_factory=dict)
+
+    def record(self, client_step: str, asked: int, replied: int, down: PyTree, up: PyTree) -> None:
+        """Count one exchange: the payload `down`, and one client's message `up`."""
+        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down, asked), _size(up, replied)
+        exchange = Traffic(1, floats_down, floats_up, bytes_down, bytes_up)
+        self.total = self.total.plus(exchange)
+        self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
+
+
+def is_per_client(part: PyTree) -> bool:
+    """Return whether a part of a payload differs from client to client."""
+    return isinstance(part, PerClient)
+
+
+def _size(message: PyTree, clients: int) -> tuple[int, int]:
+    """Return how many numbers and bytes all clients together send or receive."""
+    numbers = octets = 0
+    for part in jax.tree.leaves(message, is_leaf=is_per_client):
+        times = 1 if is_per_client(part) else clients
+        for leaf in jax.tree.leaves(part):
+            numbers += times * leaf.size
+            octets += times * leaf.size * leaf.dtype.itemsize
+    return numbers, octets

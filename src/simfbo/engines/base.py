@@ -1,0 +1,254 @@
+"""What all engines share: cohorts, local work, the gate, aggregation and the ledger."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import aggregation, trees
+from simfbo.core.aggregation import Aggregator
+from simfbo.core.data import FederatedData
+from simfbo.core.exchange import Exchange, Refusal, Request
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.gate import Gate
+from simfbo.core.keys import secret_key
+from simfbo.core.ledger import Ledger, is_per_client
+from simfbo.core.local_work import LocalPlan, LocalWork, constant
+from simfbo.core.problem import Point, PyTree, Scalar
+from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
+from simfbo.errors import TooFewReplies, UserError
+
+
+class Call(NamedTuple):
+    """One use of the verb.
+
+    Attributes:
+        client_step: what each client does.
+        payload: what each client receives.
+        cohort: who is asked.
+        plan: local work, by position in the cohort.
+        eta: the clients' step sizes.
+        key: of the exchange.
+        single: whether the algorithm wants messages one by one rather than their weighted sum.
+    """
+
+    client_step: ClientStep
+    payload: PyTree
+    cohort: Cohort
+    plan: LocalPlan
+    eta: Point[PyTree]
+    key: jax.Array
+    single: bool
+
+
+class Engine(ABC):
+    """A federation, except for how messages are computed or fetched."""
+
+    def __init__(
+        self,
+        data: FederatedData,
+        sampler: Sampler | None = None,
+        local_work: LocalWork | None = None,
+        *,
+        gate: Gate | None = None,
+        aggregators: Point[Aggregator | None] | None = None,
+        absence: Absence | None = None,
+    ) -> None:
+        """Hold the data; by default every client takes part, with one local step.
+
+        Args:
+            data: the clients' data.
+            sampler: which clients take part in a round.
+            local_work: how much each client does.
+            gate: the rules that a reply must satisfy; by default it must be finite.
+            aggregators: how replies are combined, by channel; weighted sums by default.
+            absence: which clients fail to reply, to simulate drop-outs; none by default.
+        """
+        self.data = data
+        self.sampler = sampler or everyone()
+        self.local_work = local_work or constant(1)
+        self.gate = gate or Gate()
+        self.aggregators = aggregators or Point()
+        self.absence = absence
+        self.ledger = Ledger()
+        self.latest: Exchange | None = None
+        self.refusals: list[Refusal] = []
+        self.secret = False
+        self._likes: dict[Any, PyTree] = {}
+
+    @property
+    def n(self) -> int:
+        """Return the number of clients."""
+        return self.data.n
+
+    @property
+    def p(self) -> np.ndarray:
+        """Return the clients' weights p_i."""
+        return self.data.p
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Sample the clients that take part."""
+        key = secret_key() if self.secret else key
+        ids, weights = map(np.asarray, self.sampler(key, self.data.p))
+        if not len(ids):
+            raise UserError("The sampler returned no clients: a cohort needs at least one.")
+        if weights.shape != ids.shape:
+            raise UserError("The sampler must return one weight per client.")
+        order = np.argsort(ids, kind="stable")
+        return Cohort(ids[order].astype(np.int32), weights[order])
+
+    def mean_norm(self, key: jax.Array) -> float | None:
+        """Return rho where the server assigns the local work; None otherwise."""
+        if not self.local_work.assigned:
+            return None
+        return float(self.data.p @ self.local_work(key, self.data.n).norm)
+
+    def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:
+        """Return which clients of a cohort fail to reply."""
+        return np.zeros(len(ids), bool) if self.absence is None else self.absence(key, ids)
+
+    def sum(
+        self,
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        eta: Point[PyTree] = Point(),
+    ) -> PyTree:
+        """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
+        call = self._call(client_step, payload, cohort, key, eta, single=False)
+        found, exchange = self._exchange(call)
+        if self.stacks(call, exchange.request.like):
+            # Zeros in place of the missing: another shape would have to be compiled.
+            weights = exchange.factor * cohort.weights * exchange.admitted
+            return aggregation.combine(self.aggregators, found, weights)
+        return found if exchange.factor == 1 else _scaled(exchange.factor, found)
+
+    def gather(
+        self,
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        eta: Point[PyTree] = Point(),
+    ) -> PyTree:
+        """Return the cohort's messages, stacked; see `Federation`."""
+        call = self._call(client_step, payload, cohort, key, eta, single=True)
+        found, exchange = self._exchange(call)
+        return found if exchange.factor == 1 else _scaled(exchange.factor, found)
+
+    def _call(
+        self,
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        eta: Point[PyTree],
+        single: bool,
+    ) -> Call:
+        plan = self.local_work(key, self.data.n, cohort.ids)
+        sizes = jax.tree.map(lambda size: np.asarray(size, float), eta)
+        return Call(client_step, payload, cohort, plan, sizes, key, single)
+
+    def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Collect messages, count what was sent, and raise where too few replies count."""
+        found, exchange = self.collect(call)
+        request, size = exchange.request, len(call.cohort.ids)
+        silent = sum(refusal.reason.silent for refusal in exchange.refusals)
+        self.ledger.record(request.client_step, size, size - silent, call.payload, request.like)
+        self.refusals += exchange.refusals
+        self.latest = exchange
+        left = int(exchange.admitted.sum())
+        if left < max(1, self.gate.min_replies):
+            raise TooFewReplies(left, exchange)
+        return found, exchange
+
+    def stacks(self, call: Call, like: PyTree) -> bool:
+        """Return whether messages are kept one by one, for the algorithm or for an aggregator."""
+        return call.single or aggregation.needs_stack(self.aggregators, like)
+
+    def like(self, call: Call) -> PyTree:
+        """Return an abstract message of a client step."""
+        form = signature(call.client_step, (call.payload, call.plan, call.eta))
+        if form not in self._likes:
+            client = Client(self.data.client(0), call.plan[0], call.eta, call.key)
+            reply = jax.eval_shape(call.client_step, slice_for(call.payload, 0), client)
+            self._likes[form] = jax.eval_shape(partial(as_message, call.client_step), reply)
+        return self._likes[form]
+
+    def request(self, call: Call, like: PyTree) -> Request:
+        """Return the next request."""
+        number = self.ledger.total.rounds + 1
+        return Request(number, call.client_step.__name__, call.cohort.ids, like)
+
+    @abstractmethod
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return the weighted sum, or the stack, of the messages that pass the gate."""
+
+
+def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:
+    """Return a client's reply as arrays, after a check that it can be weighted and added."""
+    message = jax.tree.map(jnp.asarray, reply)
+    for leaf in jax.tree.leaves(message):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise UserError(
+                f"'{client_step.__name__}' returns {leaf.dtype} numbers: return floats, which can "
+                "be weighted and added."
+            )
+    return message
+
+
+def signature(client_step: ClientStep, inputs: PyTree) -> PyTree:
+    """Return what a program for this client step and inputs like these depends on."""
+    return client_step, jnp.result_type(float), form(inputs)
+
+
+def form(tree: PyTree) -> PyTree:
+    """Return structure, shapes and dtypes of a tree, as a hashable value."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def slice_for(payload: PyTree, position: Scalar) -> PyTree:
+    """Return what the client at a position of the cohort receives.
+
+    Example:
+        >>> from simfbo.core.ledger import PerClient
+        >>> slice_for({"all": 1.0, "own": PerClient(np.array([5, 6, 7]))}, 1)
+        {'all': 1.0, 'own': np.int64(6)}
+    """
+
+    def part(given: PyTree) -> PyTree:
+        if not is_per_client(given):
+            return given
+        return jax.tree.map(lambda a: a[position], given.slices)
+
+    return jax.tree.map(part, payload, is_leaf=is_per_client)
+
+
+def zeros_for(size: int, stacked: bool, message: PyTree) -> PyTree:
+    """Return zeros shaped like the sum, or the stack, of `size` messages such as this."""
+    first = (size,) if stacked else ()
+    return jax.tree.map(lambda a: jnp.zeros(first + a.shape, a.dtype), message)
+
+
+def combined(messages: Sequence[Any], weights: np.ndarray, stacked: bool, like: PyTree) -> PyTree:
+    """Return the weighted sum, or the stack, of the messages there are; None is left out."""
+    total = zeros_for(len(messages), stacked, like)
+    for j, message in enumerate(messages):
+        if message is None:
+            continue
+        if stacked:
+            total = jax.tree.map(lambda rows, own, j=j: rows.at[j].set(own), total, message)
+        else:
+            total = trees.add_scaled(total, weights[j], message)
+    return total
+
+
+@jax.jit
+def _scaled(factor: Scalar, tree: PyTree) -> PyTree:
+    return trees.scale(factor, tree)

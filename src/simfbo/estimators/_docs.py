@@ -1,0 +1,44 @@
+"""Parameters and attributes that all estimators share, documented once."""
+
+import inspect
+from typing import TypeVar
+
+Estimator = TypeVar("Estimator", bound=type)
+
+_FRAGMENTS = {
+    "training": """\
+    rounds: rounds of training; each is one exchange with the clients.
+    steps: "auto" chooses step sizes in about 15 further exchanges; or
+        `simfbo.Point(x=..., y=..., v=...)`.""",
+    "federation": """\
+    cohort: how many clients take part in a round; all by default.
+    local_steps: how many steps a client takes in a round.
+    batch_size: rows in a client's minibatch; all its rows by default.
+    random_state: seed of all random draws: folds, trusted rows, initial weights, cohorts,
+        minibatches.
+    verbose: 1 prints the progress of the training.""",
+    "regressor": """\
+    coef_: [d], in the units of X and y.
+    intercept_: a number.""",
+    "classifier": """\
+    classes_: the classes, sorted.
+    coef_: [C, d], or [1, d] for two classes, in the units of X.
+    intercept_: [C], or [1] for two classes.""",
+    "results": """\
+    clients_: the clients' ids, in order of first appearance in the rows.
+    history_: the `simfbo.History` of the training, with the upper loss.
+    ledger_: the `simfbo.Ledger` of everything sent, including the exchange for the scales and
+        the search for step sizes.
+    n_iter_: the number of rounds.
+    n_features_in_: d.
+    feature_names_in_: the names of X's columns, if it has any.""",
+}
+
+
+def documented(estimator: Estimator) -> Estimator:
+    """Insert the shared descriptions into a class docstring, at lines such as `{training}`."""
+    text = inspect.cleandoc(estimator.__doc__ or "")  # Python 3.13 has removed the indentation
+    for name, lines in _FRAGMENTS.items():
+        text = text.replace(f"    {{{name}}}", lines)
+    estimator.__doc__ = text
+    return estimator

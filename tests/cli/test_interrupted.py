@@ -1,0 +1,132 @@
+"""Ctrl-C and SIGTERM during `simfbo run`: what is written, and how the run is resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simfbo.config import build, build_task
+from simfbo.runs.history import History
+
+FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
+RUN = ("run", "quadratic", "--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
+
+
+def files(directory: Path) -> set[str]:
+    """Return the names of a folder's files but its checkpoints."""
+    return {path.name for path in directory.iterdir() if not path.name.startswith("checkpoint-")}
+
+
+def test_interrupted(simfbo, monkeypatch):
+    watched = build.run_built
+
+    def interrupted(built, directory, on_round, *rest):
+        def stop(t, record):
+            on_round(t, record)
+            if t == 1:
+                raise KeyboardInterrupt
+
+        return watched(built, directory, stop, *rest)
+
+    monkeypatch.setattr(build, "run_built", interrupted)
+    code, _, err = simfbo(*RUN, "--output", "it")
+    assert (code, err) == (130, "simfbo: resume with: simfbo run --resume it\n")
+    history = History.load("it")
+    assert history.end == {"status": "interrupted"}
+    assert history.column("round") == [0, 1]
+    assert files(Path("it")) == FILES
+    assert "interrupted after 1 of 3 iterations." in Path("it/summary.txt").read_text()
+    assert Path("it/checkpoint-0000000001.npz").exists()
+    monkeypatch.setattr(build, "run_built", watched)
+    code, out, err = simfbo("run", "--resume", "it", "--quiet")
+    assert (code, err) == (0, "")
+    assert "finished after 3 of 3 iterations." in out
+    assert simfbo(*RUN, "--output", "whole")[0] == 0
+    states = [np.load(Path(name) / "checkpoint-0000000003.npz") for name in ("it", "whole")]
+    for name in states[0].files:
+        if name != "manifest":
+            np.testing.assert_array_equal(states[0][name], states[1][name])
+    assert same_but_clocks("it", "whole")
+    code, out, err = simfbo("run", "--resume", "it")
+    assert (code, err) == (0, "")
+    assert out == "it has finished: nothing left to do.\n"
+
+
+def same_but_clocks(a, b):
+    """Return whether two histories agree in all but what the clock says."""
+    clocks = ("seconds", "cpu_seconds")
+    first, second = History.load(a), History.load(b)
+    return (
+        all(
+            {k: v for k, v in r.items() if k not in clocks}
+            == {k: v for k, v in s.items() if k not in clocks}
+            for r, s in zip(first.records, second.records, strict=True)
+        )
+        and first.end == second.end
+    )
+
+
+def test_interrupted_before_the_first_evaluation(simfbo, monkeypatch):
+    def evaluate(state):
+        raise KeyboardInterrupt
+
+    plain = build_task.build_task
+    monkeypatch.setattr(
+        build_task, "build_task", lambda *given: plain(*given)._replace(evaluate=evaluate)
+    )
+    code, out, err = simfbo(*RUN, "--output", "it")
+    assert (code, err) == (130, "simfbo: resume with: simfbo run --resume it\n")
+    assert "The run ended before its first evaluation." in out
+    assert History.load("it").end == {"status": "interrupted"}
+    assert History.load("it").records == []
+
+
+def test_interrupted_elsewhere(simfbo, monkeypatch):
+    def stopped(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_task, "build_task", stopped)
+    assert simfbo(*RUN) == (130, "", "simfbo: interrupted.\n")
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_real_signal(tmp_path, how):
+    # The handler is set explicitly, since background shells hand down an ignored SIGINT.
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from simfbo.cli.main import main; sys.exit(main())"
+    )
+    arguments = ("run", "quadratic", "--rounds", "9999999", "--every", "50", "--output", "it",
+                 "--quiet", "--set", "task.clients=2")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "300"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    file = tmp_path / "it" / "history.jsonl"
+    try:
+        deadline = time.monotonic() + 600
+        while not (file.exists() and file.read_text().count("\n") > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(how)
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "simfbo: resume with: simfbo run --resume it\n")
+    assert ": interrupted after " in out
+    history = History.load(tmp_path / "it")
+    assert history.end == {"status": "interrupted"}
+    assert history.column("round")[:3] == [0, 50, 100]
+    assert files(tmp_path / "it") == FILES
