@@ -10,8 +10,9 @@ demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder unde
 
 test: setup lint types unit  ## Everything that CI runs
 
-test-quick: setup  ## The inner loop: the rooms that need no compilation, under a minute
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not compiles"
+test-quick: setup  ## The inner loop: the mathematics, configuration and files, under a minute
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/core tests/engines tests/config tests/runs \
+	  tests/datasets tests/studies tests/experiments tests/algorithms/test_simfbo.py
 
 test-all: setup lint types  ## Everything, the long walks and real processes included
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
@@ -32,8 +33,8 @@ setup: .venv/.done
 lint: setup
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/deptry src
+	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }  # layers of rooms
+	@out=$$($(BIN)/deptry src 2>&1) || { echo "$$out"; exit 1; }  # declared dependencies
 
 types: setup
 	$(BIN)/basedpyright --level error

@@ -23,14 +23,15 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TESTS = {
-    "gate": "tests/test_admit.py tests/test_gate.py",
-    "aggregation": "tests/test_aggregation.py",
-    "checkpoint": "tests/test_checkpoint.py",
-    "sampling": "tests/test_sampling.py tests/test_gate.py",
+    "core/gate": "tests/core/test_admit.py tests/core/test_gate.py",
+    "core/aggregation": "tests/core/test_aggregation.py",
+    "runs/checkpoint": "tests/runs/test_checkpoint.py",
+    "runs/files": "tests/runs/test_files.py",
+    "core/sampling": "tests/core/test_sampling.py tests/core/test_gate.py",
 }
 CONFIG = """[cosmic-ray]
 module-path = "src/simfbo/{module}.py"
-timeout = 180.0
+timeout = 300.0
 excluded-modules = []
 test-command = "{python} -m pytest -x -q -p no:cacheprovider {tests}"
 

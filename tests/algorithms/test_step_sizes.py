@@ -146,6 +146,12 @@ def test_problems_that_cannot_be_hashed_compile_each_client_step_once(name):
     np.testing.assert_array_equal(found, after(METHODS[name](TASK.problem, ONE)))
 
 
+def test_an_option_left_out_is_its_default():
+    problem = new_problem()
+    assert _common.oracles(problem) is _common.oracles(problem, full=False)
+    assert _common.oracles(problem) is not _common.oracles(problem, full=True)
+
+
 def test_errors_of_a_builder_are_not_taken_for_a_problem_that_cannot_be_hashed():
     calls = []
 

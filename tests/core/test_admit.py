@@ -12,12 +12,12 @@ from simfbo.core.trees import as_arrays, names
 MEMBERS = (2, 3, 5, 8, 9)
 
 
-def request(ids=(3, 8), number=5):
+def request(ids=(3, 8), number=1234):
     like = Point(x={"w": np.zeros((2, 1), "float32")}, y=np.zeros(3, "float32"))
     return Request(number, "step", np.array(ids), like)
 
 
-def fine(client, number=5, repeat=0):
+def fine(client, number=1234, repeat=0):
     own = np.float32(client if isinstance(client, int) and 0 < client < 100 else 1)
     message = Point(x={"w": np.full((2, 1), own)}, y=np.full(3, 1 / own))
     return Reply(client, number, as_arrays(message), repeat)
@@ -118,7 +118,7 @@ def test_a_bad_reply_leaves_what_there_is_without_that_client(kind, client):
     silent = [Reason.NO_REPLY] if kind in SILENT else []
     assert reasons == [reason] * len(bad) + silent
     assert found.refusals[-1].client == client
-    assert all(refusal[:2] == (5, "step") for refusal in found.refusals)
+    assert all(refusal[:2] == (1234, "step") for refusal in found.refusals)
     again = admit([*others[::-1], *bad[::-1]], request(MEMBERS), GATE)
     assert again.refusals == found.refusals
 
@@ -150,7 +150,7 @@ def test_names_and_messages_come_back():
 
 
 def test_jax_arrays_and_numpy_integers_pass():
-    reply = fine(3)._replace(client=np.int64(3), exchange=np.int32(5))
+    reply = fine(3)._replace(client=np.int64(3), exchange=np.int32(1234))
     reply = reply._replace(arrays={key: jnp.asarray(a) for key, a in reply.arrays.items()})
     assert admit([reply, fine(8)], request(), Gate()).refusals == []
 
@@ -159,7 +159,7 @@ def test_jax_arrays_and_numpy_integers_pass():
     ("reply", "client", "reason", "text"),
     [
         (fine(4), 4, Reason.NOT_REQUESTED, "was not asked"),
-        (fine(3, number=4), 3, Reason.WRONG_EXCHANGE, "answered exchange 4, not 5"),
+        (fine(3, number=1233), 3, Reason.WRONG_EXCHANGE, "answered exchange 1233, not 1234"),
         (fine(3, repeat=1), 3, Reason.NOT_REQUESTED, "was not asked"),
         (fine("3"), None, Reason.NOT_REQUESTED, "was not asked"),
         (5.0, None, Reason.MALFORMED, "sent a float, which is no reply"),
@@ -196,7 +196,7 @@ def test_texts(reply, client, reason, text):
     found = admit([reply, fine(8)], request(), Gate())
     assert found.messages[0] is None
     assert found.messages[1] is not None
-    assert found.refusals[0] == (5, "step", client, reason, text)
+    assert found.refusals[0] == (1234, "step", client, reason, text)
 
 
 def test_a_norm_is_that_of_all_arrays_and_the_limit_itself_passes():
@@ -234,8 +234,8 @@ def test_twice_is_refused_twice_and_is_no_silence():
 
 
 def test_a_late_reply_next_to_the_right_one_does_not_make_two():
-    found = admit([fine(3, number=4), fine(3), fine(8)], request(), Gate())
-    assert [r.text for r in found.refusals] == ["answered exchange 4, not 5"]
+    found = admit([fine(3, number=1233), fine(3), fine(8)], request(), Gate())
+    assert [r.text for r in found.refusals] == ["answered exchange 1233, not 1234"]
     assert found.messages[0] is not None
 
 

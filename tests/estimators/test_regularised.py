@@ -36,7 +36,9 @@ def closed_form(X, y, penalties, floor, fold):
 
 def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
     X, y, clients = rows
-    ridge = FederatedRidge(rounds=200, floor=0.05, random_state=3).fit(X, y, clients)
+    steps = Point(x=60.0, y=0.7, v=0.7)
+    ridge = FederatedRidge(rounds=300, steps=steps, floor=0.05, random_state=3)
+    ridge.fit(X, y, clients)
     seed = np.random.RandomState(3).randint(2**31 - 1)
     fold = assign_folds(np.zeros(120, np.int32), 5, seed)
     coef, intercept = closed_form(X, y, ridge.regularisation_, 0.05, fold)

@@ -73,17 +73,12 @@ def test_training_on_digits_reaches_nine_out_of_ten():
 
 
 def test_cnn_scores_ten_classes_and_learns_from_a_step():
-    model = cnn(16, 1, 10)
-    images = np.random.default_rng(0).normal(size=(3, 16, 16))
-
-    @jax.jit
-    def features_and_slopes(key):
-        x, y = model.init(key)
-        slopes = jax.grad(lambda x: y(model.features(x, images)).sum())(x)
-        return model.features(x, images), slopes
-
-    features, slopes = features_and_slopes(jax.random.key(0))
-    assert features.shape == (3, 84)
+    model, rng = cnn(16, 1, 10), np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    x, y = jax.tree.map(lambda like: 0.1 * rng.normal(size=like.shape), shapes)
+    images = rng.normal(size=(3, 16, 16))
+    assert jax.eval_shape(model.features, x, images).shape == (3, 84)
+    slopes = jax.jit(jax.grad(lambda x: y(model.features(x, images)).sum()))(x)
     assert all(float(abs(leaf).max()) > 0 for leaf in jax.tree.leaves(slopes))
 
 

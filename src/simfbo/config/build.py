@@ -82,7 +82,7 @@ def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: i
 
 
 def law_factories() -> dict[str, checks.Factory]:
-    """Return every method of the catalogue in the form that `simfbo.checks` tries, by name."""
+    """Return every method of the catalogue as a factory for `simfbo.checks`, by name."""
     return {
         f"{method.name}{suffix}": _law_factory(method, options)
         for method in METHODS.usable()
@@ -91,7 +91,7 @@ def law_factories() -> dict[str, checks.Factory]:
 
 
 def law_factory(name: str) -> checks.Factory:
-    """Return a method of the catalogue, or the one at package.module:factory, as laws call it."""
+    """Return a method of the catalogue, or at package.module:factory, for `simfbo.checks`."""
     known = {} if ":" in name else law_factories()
     if name in known:
         return known[name]
@@ -226,7 +226,7 @@ def _steps(config: StepSizes | TwoStepSizes) -> Point[float]:
 
 
 def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
-    """Return the sampler; a cohort larger than the federation is refused now, not mid-run."""
+    """Return the sampler; a cohort larger than the federation is refused before the run."""
     if kind == "everyone":
         return sampling.everyone()
     if kind == "with-replacement":

@@ -81,7 +81,7 @@ def _hint(place: Key, root: type[BaseModel], models: Models) -> str:
 
 
 def _close(word: str, keys: Sequence[Key]) -> list[Key]:
-    """Return the keys whose last part is most like a word; none where none is."""
+    """Return the keys whose last part is closest to a word, if any is close."""
     found = difflib.get_close_matches(word, {key[-1] for key in keys}, 1)
     return [key for key in keys if key[-1] in found]
 

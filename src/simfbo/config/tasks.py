@@ -47,7 +47,7 @@ class QuadraticSettings(TaskSettings):
 
 
 class PartitionedSettings(TaskSettings):
-    """Images that are dealt out to clients.
+    """Images partitioned over clients.
 
     The default of `clients` is 100, or 20 for the small sets of digits.
     """
@@ -189,7 +189,7 @@ class FairSettings(TaskSettings):
 
 
 def _require_usual(task: TaskSettings, *names: str) -> None:
-    """Raise where a setting was changed that the chosen data set does not have."""
+    """Raise if a setting was changed that the chosen data set does not have."""
     for name in names:
         if getattr(task, name) != type(task).model_fields[name].default:
             raise ValueError(f"{name} is not a setting of this data set: leave it out")
@@ -203,7 +203,7 @@ def _natural(values: Any, usual: str) -> Any:
 
 
 def require_own_clients(dataset: str, clients: int) -> None:
-    """Raise where a table has clients by nature and another number is asked for."""
+    """Raise if a table has natural clients and another number was given."""
     own = TABLES.get(dataset)
     if own is not None and clients != own:
         raise ValueError(f"{dataset} has {own} clients of its own: leave clients out")

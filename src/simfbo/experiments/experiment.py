@@ -1,4 +1,4 @@
-"""Experiments as their configurations say: parts, methods, seeds and the paper's figures.
+"""Experiments: parts, methods, seeds and the paper's figures, as configured.
 
 Light on purpose: nothing here imports JAX.
 """
@@ -119,7 +119,7 @@ def _part(name: str, tree: Json) -> Part:
 
 
 def _method(tree: Json, share: float) -> Method:
-    """Return a method; the short form takes a share of its iterations, and looks more often."""
+    """Return a method; the short form takes a share of its iterations and evaluates more often."""
     own = {key: tree.pop(key) for key in _OWN if key in tree}
     if share < 1:
         rounds = max(1, round(share * tree["rounds"]))

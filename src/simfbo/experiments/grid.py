@@ -17,7 +17,7 @@ def compute(
     file: Path,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Cell]:
-    """Return every cell with what the function found for it.
+    """Apply a function to every cell of a grid, and keep the results.
 
     Each result is written at once, so that an interrupted computation continues where it stopped.
 

@@ -32,7 +32,7 @@ class Resources(NamedTuple):
 
 
 def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
-    """Return the histories of a part, by method, after running what `results/` does not hold.
+    """Run what `results/` does not hold yet, and return the histories of a part by method.
 
     A run that has ended moves from runs/ to results/METHOD-seedS.jsonl; one that was interrupted
     continues from its last checkpoint.

@@ -16,7 +16,7 @@ from simfbo.studies.tuning import Space, default_space, lookup, tune
 
 
 def tuned(part: Part, rules: Json, folder: Path, resources: Resources) -> Part:
-    """Return a part whose tuned methods have the step sizes that a search finds.
+    """Search step sizes for the tuned methods of a part.
 
     Every method begins with the same step sizes and may spend the same number of communication
     rounds, with a seed of its own. The winner is kept as tuning/METHOD.toml, the trials as
@@ -32,7 +32,7 @@ def tuned(part: Part, rules: Json, folder: Path, resources: Resources) -> Part:
 
 
 def _searched(name: str, method: Method, rules: Json, folder: Path, resources: Resources) -> Method:
-    """Return a method with the best step sizes."""
+    """Search the best step sizes of a method."""
     kept, scratch = folder / f"{name}.toml", folder / name
     within = space(name, method, rules)
     if not kept.exists():

@@ -49,7 +49,7 @@ def ended(histories: Sequence[History], metric: str) -> str:
 
 
 def rounds_an_iteration(last: Sequence[Json]) -> str:
-    """Return the communication rounds of an iteration, as runs' last records tell."""
+    """Return the communication rounds of an iteration, from the runs' last records."""
     iterations = sum(record["round"] for record in last)
     rounds = sum(record["communication_rounds"] for record in last)
     return f"{rounds / iterations:.3g}" if iterations else "–"  # noqa: RUF001
@@ -67,7 +67,7 @@ def per_cent(shares: Sequence[float]) -> str:
 
 
 def differences(part: Part, groups: Groups, pairs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return how far two methods are apart at their end, seed by seed, and how surely.
+    """Compare two methods at their end, seed by seed, with confidence intervals.
 
     Both runs of a seed share data, partition, start and local work, so differences are paired: the
     interval is Student's, p that of the paired t test and of Wilcoxon's signed ranks. A pair with
@@ -136,7 +136,7 @@ def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def draw(part: Part, groups: Groups, tree: Json) -> Figure:
-    """Return the figure of a part: test and train accuracy against what they cost.
+    """Draw a part: test and train accuracy against what they cost.
 
     A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
     """

@@ -40,7 +40,7 @@ def measured(
     file: Path,
     resources: Resources,
 ) -> list[Cell]:
-    """Return cells with their results, in double precision; those that a file holds are kept."""
+    """Compute the results of cells in double precision; those in the file are kept."""
     with jax.enable_x64(True):
         return compute(cells, function, file, resources.on_progress)
 
@@ -121,7 +121,7 @@ def _run(
     seed: int,
     every: int,
 ) -> History:
-    """Return a run; one that was interrupted or diverged does not count."""
+    """Run a cell of a grid; raise if the run was interrupted or diverged."""
     history = run(algorithm, federation, task.x0, task.y0, rounds=rounds, seed=seed,
                   evaluate=task.evaluate, every=every)  # fmt: skip
     status = (history.end or {}).get("status")

@@ -70,7 +70,7 @@ def _exponents(name: str, cells: Sequence[Cell], of_P: str, of_tau: str) -> dict
 
 
 def draw_speedup(cells: Sequence[Cell]) -> Figure:
-    """Return the measured mean against P, a line per tau, a panel per kind of clients."""
+    """Draw the measured mean against P, a line per tau, a panel per kind of clients."""
     kinds = list(dict.fromkeys(cell["heterogeneity"] for cell in cells))
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, len(kinds), squeeze=False)[0]
@@ -120,7 +120,7 @@ def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def draw_mismatch(cells: Sequence[Cell]) -> Figure:
-    """Return the distances against the local step, a panel per method."""
+    """Draw the distances against the local step, a panel per method."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, method in zip(axes, ("simfbo", "shrofbo"), strict=True):

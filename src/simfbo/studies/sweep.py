@@ -43,7 +43,7 @@ def sweep(
     data_dir: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[History]:
-    """Return the histories of all jobs, after running those that have not ended yet.
+    """Run the jobs that have not ended yet, and return the histories of all.
 
     Called again after an interruption it resumes: runs that had finished or diverged are kept,
     others continue from their last checkpoints.
@@ -175,7 +175,7 @@ def _do(config: Json, directory: Path, done: Any, data_dir: Path | None) -> bool
 
 
 def _end_with_the_parent() -> None:
-    """End this worker when its parent is gone, however it went."""
+    """Terminate this worker when its parent process is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -204,13 +204,13 @@ def _task(config: RunConfig, data_dir: Path | None) -> "Task":
 
 
 def _report(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
-    """Report how many iterations of how many are done, as the histories say."""
+    """Report how many iterations are done, from the histories."""
     if on_progress is not None:
         on_progress(sum(map(_progress, jobs)), sum(job.config.rounds for job in jobs))
 
 
 def _progress(job: Job) -> int:
-    """Return how many iterations of a job are behind us; all, once it has ended."""
+    """Return how many iterations of a job are done; all, once it has ended."""
     history = _load(job)
     if history is None:
         return 0

@@ -37,7 +37,7 @@ def _row(
 
 
 def lost(histories: Sequence[History]) -> str:
-    """Return how many runs did not get to their end, in words; nothing where all did."""
+    """Return how many runs diverged or starved, in words; nothing if none did."""
     ends = Counter((history.end or {}).get("status") for history in histories)
     return ", ".join(f"{ends[how]} of {len(histories)} {how}" for how in _LOST if ends[how])
 
@@ -84,7 +84,7 @@ def mean_cost(records: Sequence[Json], name: str) -> str:
 
 
 def megabytes(record: Json) -> float:
-    """Return the megabytes sent until a record, both ways."""
+    """Return the megabytes sent up to a record, both ways."""
     return (record["bytes_up"] + record["bytes_down"]) / 1e6
 
 
@@ -98,7 +98,7 @@ COSTS: dict[str, Callable[[Json], float]] = {
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return mean and standard deviation, as far as there are several values."""
+    """Return the mean, and the standard deviation of several values."""
     spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
     return f"{mean(values):.4g}{spread}"
 

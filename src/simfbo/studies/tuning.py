@@ -1,7 +1,7 @@
 """Tuning: step sizes by successive halving, within a budget of communication rounds.
 
 Trials spread evenly (on a logarithmic scale) over the space of settings begin with few iterations
-each; the best third of them goes on to three times as many, from the beginning and with the same
+each; the best third of them is rerun with three times as many, from the start and with the same
 draws, until at most three are left and the best of those wins (Jamieson and Talwalkar, 2016). Every
 stage may use the same share of the budget. The budget counts communication rounds, so methods that
 need many rounds for an iteration get fewer iterations out of it.
@@ -75,7 +75,7 @@ def tune(
     data_dir: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Tuned:
-    """Return the best step sizes for the algorithm and task of a configuration.
+    """Find the best step sizes for the algorithm and task of a configuration.
 
     Called again with the same folder, it continues where it stopped.
 
@@ -204,7 +204,7 @@ def _job(
     stage: int,
     trial: int,
 ) -> Job:
-    """Return the run of one trial; it looks four times, so divergence ends it early."""
+    """Return the run of one trial; it is evaluated four times, so divergence ends it early."""
     short = {"rounds": iterations, "every": max(1, iterations // 4)}
     tried = checked(config.model_dump(), {**settings, **short})
     return Job(tried, directory / f"stage{stage}" / f"trial{trial:02d}")
