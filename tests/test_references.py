@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -29,6 +30,7 @@ def reference(name):
         sys.path.remove(str(FOLDER))
 
 
+@cache
 def setting(model):
     """Return images, labels, each client's rows (its batches are all of them), and weights."""
     rng = np.random.default_rng(0)
@@ -47,8 +49,10 @@ def by_variable(sizes):
     return Point(x=x, y=y, v=v)
 
 
-def by_library(model, images, labels, rows, start):
+@cache
+def by_library(model):
     """Return the variables after a round of simfbo."""
+    images, labels, rows, start = setting(model)
     network = mlp(784, 200, 10) if model == "mlp" else cnn(32, 3, 10)
     loss = cross_entropy(scores(network, 0.0, 1.0))
     problem = BilevelProblem(loss, regularised(loss, 0.001))
@@ -83,7 +87,7 @@ def test_a_round_is_the_same_in_all_implementations(name, model, options):
         draw=lambda client, step: rows[client], **options,
     )  # fmt: skip
     found = step(tuple(map(jax.tree.leaves, start)), COHORT, np.random.default_rng(0))
-    expected = by_library(model, images, labels, rows, start)
+    expected = by_library(model)
     for theirs, ours, before in zip(found, expected, start, strict=True):
         for a, b, z in zip(theirs, jax.tree.leaves(ours), jax.tree.leaves(before), strict=True):
             change = np.abs(np.asarray(b) - z).max()

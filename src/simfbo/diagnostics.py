@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from simfbo.algorithms._common import drawn_directions, local_steps
+from simfbo.algorithms._common import drawn_directions, local_steps, once_per_problem
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, pooled
-from simfbo.core.federation import Client
+from simfbo.core.federation import Client, ClientStep
 from simfbo.core.local_work import LocalWork
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines.simulated import SimulatedFederation
@@ -163,6 +163,16 @@ def client_drift(
     Returns:
         The drift of each variable.
     """
+    federation = SimulatedFederation(data, local_work=local_work)
+    start, cohort = Point(state.x, state.y, state.v), federation.cohort(key)
+    mean, square = federation.sum(_moves(problem), start, cohort, key, local)
+    spread = [max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)]
+    return dict(zip(Point._fields, spread, strict=True))
+
+
+@once_per_problem
+def _moves(problem: BilevelProblem) -> ClientStep:
+    """Return the client step that gives how far local work leads, and the squares of that."""
     draw = drawn_directions(problem)
 
     def moves(payload: Point[PyTree], client: Client) -> tuple[Point[PyTree], Point[PyTree]]:
@@ -170,11 +180,7 @@ def client_drift(
         move = Point(*(trees.scale(e, part) for e, part in zip(client.eta, q, strict=True)))
         return move, Point(*map(trees.squared_norm, move))
 
-    federation = SimulatedFederation(data, local_work=local_work)
-    start = Point(state.x, state.y, state.v)
-    mean, square = federation.sum(moves, start, federation.cohort(key), key, local)
-    spread = [max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)]
-    return dict(zip(Point._fields, spread, strict=True))
+    return moves
 
 
 def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:

@@ -209,12 +209,6 @@ def test_drawn_terms_have_the_mean_of_the_series(monkeypatch):
     np.testing.assert_allclose(np.mean(vs, axis=0), summed, rtol=1e-12)
 
 
-def test_terms_are_drawn_uniformly():
-    counts = np.bincount([FEDNEST.draw_terms(k, 4) for k in jax.random.split(KEY, 400)])
-    assert len(counts) == 4
-    assert np.abs(counts - 100).max() < 4 * np.sqrt(400 * 0.25 * 0.75)
-
-
 def test_one_upper_step_ignores_tau():
     state = once(fednest(TASK.problem, STEPS, one_upper_step=True))
     h = mean(f_x(i, START.x, state.y) + Q.B[i].T @ state.v for i in range(5))

@@ -228,6 +228,13 @@ def test_where_honest_clients_are_skewed_only_the_mean_finds_the_solution(rule, 
     assert np.abs(np.ravel(near[:3]) - np.ravel(end)).max() < 0.05
 
 
+def test_of_equal_values_the_first_is_cut_below_and_the_last_above():
+    """Which of them it is matters where they weigh differently, and must not depend on chance."""
+    leaf, weights = np.array([[1.0], [1.0], [2.0], [3.0], [3.0]]), np.array([5, 1, 2, 3, 7]) / 18
+    (found,) = trimmed_mean(0.2).combine([jnp.asarray(leaf)], jnp.asarray(weights))
+    np.testing.assert_allclose(found, (1 * 1 + 2 * 2 + 3 * 3) / 6, rtol=1e-12)
+
+
 @pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2)])
 def test_more_coordinates_than_a_block_and_ties(rule):
     """Against NumPy, on values that repeat, weighted by repetition for the median."""

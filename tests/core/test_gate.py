@@ -291,6 +291,7 @@ def test_drop_outs_depend_on_the_client_alone():
     everyone = drop_out(0.4)(KEY, np.arange(1000))
     some = np.array([3, 500, 999])
     np.testing.assert_array_equal(drop_out(0.4)(KEY, some), everyone[some])
+    assert drop_out(0.4)(KEY, np.array([0])).tolist() == everyone[:1].tolist()
     assert 330 < everyone.sum() < 470
     assert not drop_out(0.0)(KEY, some).any()
 

@@ -1,4 +1,4 @@
-"""Rows of features: scales, products, what is held out, and that all stays aligned."""
+"""Rows of features: scales, products, held-out rows, and that columns stay aligned."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ RNG = np.random.default_rng(0)
 SIZES = [4, 9, 3, 12]
 COUNT = sum(SIZES)
 OWNER = RNG.permutation(np.repeat(np.arange(4), SIZES)).astype(np.int32)
-CODE = RNG.permutation(COUNT).astype(float)  # a number that tells each row
+CODE = RNG.permutation(COUNT).astype(float)  # a number that identifies each row
 
 
 def table(binary=False, clients=OWNER):
@@ -20,7 +20,7 @@ def table(binary=False, clients=OWNER):
     target = (CODE % 3 == 0).astype(float) if binary else 10 * CODE + 7
     groups = (CODE % 4 == 1).astype(np.int32)
     names = ("code", "odd", "even")
-    return TableData(features, names, target, binary, clients, groups, ("no", "yes"), "made up")
+    return TableData(features, names, target, binary, clients, groups, ("no", "yes"), "synthetic")
 
 
 def codes(found):
@@ -68,13 +68,13 @@ def test_classes_stay_classes():
     np.testing.assert_array_equal(found.samples.test_target, tested % 3 == 0)
 
 
-def test_what_is_held_out_depends_on_the_seed():
+def test_held_out_rows_depend_on_the_seed():
     one, same, other = (codes(from_table(table(), seed=s))[1].tolist() for s in (0, 0, 1))
     assert one == same
     assert sorted(one) != sorted(other)
 
 
-def test_given_parts_serve_where_there_are_no_clients():
+def test_given_parts_are_used_if_there_are_no_clients():
     parts = [np.arange(0, 8), np.arange(8, COUNT)]
     found = from_table(table(clients=None), parts)
     trained, _ = codes(found)
@@ -114,7 +114,7 @@ def test_standardised():
     assert not still.target.any()
 
 
-def test_a_constant_that_binary_fractions_miss_does_not_vary():
+def test_a_constant_without_an_exact_binary_fraction_does_not_vary():
     inputs = np.full((7, 1), 0.1)
     found = standardised(inputs, np.arange(7.0), np.array([[0.3]]), np.zeros(1))
     np.testing.assert_allclose(found.features, 0, atol=1e-6)
@@ -132,7 +132,7 @@ def test_images_share_one_scale():
     assert (found.classes, len(found.names)) == (4, 6)
 
 
-def test_synthetic_features_matter_where_they_are_said_to():
+def test_only_the_relevant_synthetic_features_matter():
     found = synthetic(clients=8, per_client=40, features=10, relevant=3, noise=0.0, seed=4)
     assert found.relevant.sum() == 3
     samples = found.samples

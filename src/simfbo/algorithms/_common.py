@@ -1,7 +1,7 @@
 """What several methods share: client oracles, local steps, and the server's step."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from inspect import signature
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
@@ -47,6 +47,7 @@ def once_per_problem(build: Callable[P, R]) -> Callable[P, R]:
     """
     kept, form = lru_cache(maxsize=32)(build), signature(build)
 
+    @wraps(build)
     def built(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = form.bind(*args, **kwargs)
         bound.apply_defaults()  # an option that is left out is the same as its default

@@ -105,7 +105,7 @@ def measure(columns: np.ndarray, parts: Rows) -> tuple[Units, Ledger]:
         key = jax.random.key(0)  # nothing is drawn: all clients reply
         found = federation.sum(moments, (), federation.cohort(key), key)
         mean, square = (np.asarray(part, float) for part in found)
-    # Deviations below the rounding error of the sums of squares cannot be told from zero.
+    # A variance below the rounding error of the sums cannot be measured: use that error instead.
     least = len(columns) * np.finfo(float).eps * square
     deviation = np.sqrt(np.maximum(square - mean**2, least))
     return Units(mean, np.where(deviation > 0, deviation, 1.0)), federation.ledger

@@ -1,6 +1,6 @@
 """Regularisation: an L2 weight for every feature of a linear model, chosen by cross-validation.
 
-A feature's weight is s_j w_j with s_j^2 = sigmoid(-x_j), and all w are penalised alike, so that
+A feature's weight is s_j w_j with s_j^2 = sigmoid(-x_j), and all w are penalised equally, so that
 
     lambda_j = lambda_min (1 + exp(x_j))
 
