@@ -84,7 +84,7 @@ def test_rounds_and_bytes(mnist_like, single_precision, name):
     assert (total.bytes_down, total.bytes_up) == (4 * P * down, 4 * P * up)
 
 
-@pytest.mark.parametrize("first", range(K))
+@pytest.mark.parametrize("first", [0, K - 1])
 def test_aggitd(mnist_like, single_precision, monkeypatch, first):
     module = importlib.import_module("simfbo.algorithms._aggitd")
     monkeypatch.setattr(module, "draw_terms", lambda key, count: first)
@@ -97,7 +97,7 @@ def test_aggitd(mnist_like, single_precision, monkeypatch, first):
     assert (total.bytes_down, total.bytes_up) == (4 * P * down, 4 * P * up)
 
 
-@pytest.mark.parametrize("hops", range(N))
+@pytest.mark.parametrize("hops", [0, N - 1])
 def test_fedmbo(mnist_like, single_precision, monkeypatch, hops):
     module = importlib.import_module("simfbo.algorithms._fedmbo")
     monkeypatch.setattr(module, "draw_terms", lambda key, count: hops)
@@ -108,5 +108,5 @@ def test_fedmbo(mnist_like, single_precision, monkeypatch, hops):
 
 
 def test_several_iterations_average_over_what_is_drawn(mnist_like, single_precision):
-    rounds = ledger(mnist_like, fedmbo(mnist_like.problem, STEPS, K, N), 60).total.rounds / 60
+    rounds = ledger(mnist_like, fedmbo(mnist_like.problem, STEPS, K, N), 40).total.rounds / 40
     assert rounds == pytest.approx(K + 2 + (N - 1) / 2, abs=0.4)

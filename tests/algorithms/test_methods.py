@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from simfbo import Point, SimulatedFederation, checks
-from simfbo.algorithms import aggitd, fedbio, fedmbo, fednest, lfednest, memfbo, shrofbo, simfbo
+from simfbo.algorithms import aggitd, fedbio, fednest, lfednest, memfbo, shrofbo, simfbo
 from simfbo.core.federation import View
-from simfbo.core.local_work import constant, fixed, momentum
+from simfbo.core.local_work import fixed
 from simfbo.core.sampling import Cohort
 from simfbo.engines import CountingFederation
-from simfbo.errors import UserError
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]
@@ -380,30 +379,3 @@ def test_memfbo_moves_y_and_u_alike_and_has_no_v():
     pull = mean(f_y(i, *START[:2]) for i in range(5)) / 320
     np.testing.assert_allclose(after.y, START.y - 0.1 * slope, rtol=1e-12)
     np.testing.assert_allclose(after.penalised, START.y - 0.1 * (slope + pull), rtol=1e-12)
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda p: fednest(p, STEPS, 0), "lower_rounds must be at least 1, got 0."),
-        (lambda p: fednest(p, STEPS, mode="as_released", drawn=True), "series is always summed"),
-        (lambda p: fedmbo(p, STEPS, mode="x"), "must be one of paper, as_released, got 'x'"),
-        (lambda p: fedmbo(p, STEPS, 1, 0), "neumann_terms must be at least 1, got 0."),
-        (lambda p: memfbo(p, STEPS, penalty=0.0), "The penalty must be a positive number, got 0"),
-    ],
-)
-def test_wrong_settings(make, sentence):
-    with pytest.raises(UserError, match=sentence):
-        make(TASK.problem)
-
-
-@pytest.mark.parametrize("factory", [fednest, lfednest, aggitd, fedbio])
-def test_local_momentum_is_refused_where_it_would_be_ignored(factory):
-    federation = SimulatedFederation(TASK.data, local_work=constant(2, momentum(0.5)))
-    algorithm = factory(TASK.problem, STEPS)
-    state = algorithm.init(*START[:2])
-    with pytest.raises(UserError, match="takes plain local steps"):
-        algorithm.round(state, federation, KEY)

@@ -155,6 +155,11 @@ def test_jax_arrays_and_numpy_integers_pass():
     assert admit([reply, fine(8)], request(), Gate()).refusals == []
 
 
+def test_equal_dtypes_pass_though_they_are_two_objects():
+    own = np.dtype("float32", metadata={"from": "elsewhere"})
+    assert admit([with_y(fine(3), np.ones(3, own)), fine(8)], request(), Gate()).refusals == []
+
+
 @pytest.mark.parametrize(
     ("reply", "client", "reason", "text"),
     [

@@ -168,7 +168,7 @@ def both(payload, client):
 
 def test_engines_agree():
     parts = [np.array([[i, i - 2.0]]) for i in range(3)]
-    algorithm = private(ask(both), Privacy(alike(0.7), alike(1.0), "client"))
+    algorithm = private(ask(both), Privacy(alike(0.7), alike(1.0)))
     federations = [engine(from_clients(parts, parts), without_replacement(2)) for engine in ENGINES]
     (a, norm), (b, other) = (algorithm.round(None, federation, KEY) for federation in federations)
     for one, two in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
