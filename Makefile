@@ -10,7 +10,7 @@ demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder unde
 
 test: setup lint types unit  ## Everything that CI runs
 
-test-quick: setup  ## The inner loop: the mathematics, configuration and files, under a minute
+test-quick: setup  ## The inner loop: the mathematics, configuration and files
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/core tests/engines tests/config tests/runs \
 	  tests/datasets tests/studies tests/experiments tests/algorithms/test_simfbo.py
 
