@@ -102,11 +102,12 @@ def test_appended_bytes_are_detected():
         decode(encode(STATE, MANIFEST) + b"\0")
 
 
-def test_another_format_is_refused(monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_format_is_refused(monkeypatch, other):
+    monkeypatch.setattr(checkpoint, "FORMAT", other)
     data = encode(STATE, MANIFEST)
     monkeypatch.undo()
-    with pytest.raises(DamagedError, match="its format is 1, this version reads 2"):
+    with pytest.raises(DamagedError, match=f"its format is {other}, this version reads 2"):
         decode(data)
 
 

@@ -106,3 +106,16 @@ def test_importing_it_does_not_import_jax():
     script = "import sys, simfbo.runs.files, simfbo.runs.history; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_without_locks_a_file_counts_as_locked(tmp_path, monkeypatch):
+    def refuse(*given):
+        raise OSError("no locks here")
+
+    with open(tmp_path / "a", "ab") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr("fcntl.flock", refuse)  # a file system without locks
+            assert lock(file) is True
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "fcntl", None)  # a system without them
+            assert lock(file) is True
