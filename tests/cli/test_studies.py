@@ -156,3 +156,10 @@ def test_a_metric_that_some_method_lacks(simfbo, in_process):
     assert code == 2
     assert err.startswith("simfbo: The history has no 'v_error'; it has round")
     assert simfbo(*arguments, "--metric", "y_error")[0] == 0
+
+
+def test_a_wrong_range_is_refused_before_a_folder_exists(simfbo):
+    code, out, err = simfbo("tune", "quadratic", "--range", "algorithm.local.x=1..0")
+    sentence = "The range of 'algorithm.local.x' must satisfy 0 < low < high."
+    assert (code, out, err) == (2, "", f"simfbo: {sentence}\n")
+    assert not Path("runs").exists()

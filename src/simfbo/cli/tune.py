@@ -63,6 +63,8 @@ def tune(
     """Find step sizes; print the winner as TOML."""
     from simfbo.studies import folder, tuning
 
+    if space is not None:
+        tuning.candidates(config, space, trials)  # a wrong range is refused before a folder exists
     directory = output or new_folder("tune", config, config.algorithm.name)
     folder.save_search(directory, config, space, budget, trials, metric)
     OUT.print(f"{trials} trials into {directory}", markup=False)
