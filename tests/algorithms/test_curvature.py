@@ -1,5 +1,6 @@
 """mu and L found through the federation, against NumPy's eigenvalues of the true Hessian."""
 
+import importlib
 import itertools
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from simfbo import Ledger, Point, SimulatedFederation, from_clients
-from simfbo.algorithms._curvature import curvature_step, measure
+from simfbo.algorithms._curvature import measure_cohort, probes, shift
 from simfbo.core.local_work import fixed
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import Cohort, drop_out, without_replacement
@@ -18,9 +19,17 @@ from simfbo.tasks._quadratic import PROBLEM
 DIM, TAUS, P = 7, [1, 2, 3, 4], np.array([0.1, 0.2, 0.3, 0.4])
 Q = random_quadratic(4, 2, DIM, heterogeneity=1.0, seed=3)
 TASK = Q.task(P)
-STEP = curvature_step(PROBLEM)
+STEP = probes(PROBLEM).curvature
 KEY = jax.random.key(5)
+MODULE = importlib.import_module("simfbo.algorithms._curvature")
 SPECTRUM = np.linalg.eigvalsh(np.tensordot(P, Q.A, 1))
+
+
+@pytest.fixture(autouse=True)
+def never_known(monkeypatch, request):
+    """Go on until all eigenvalues are exact, except where a test is about stopping earlier."""
+    if "early" not in request.node.name:
+        monkeypatch.setattr(MODULE, "_KNOWN", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +39,7 @@ def federation():
 
 def found(federation, key=KEY, exchanges=15, y=TASK.y0, step=STEP, x=TASK.x0):
     federation.ledger = Ledger()
-    return measure(step, federation, x, y, key, exchanges)
+    return measure_cohort(step, federation, x, y, key, exchanges)
 
 
 def test_with_as_many_exchanges_as_dimensions_both_ends_are_exact(federation):
@@ -70,7 +79,7 @@ def test_few_exchanges_are_a_rayleigh_ritz_of_the_krylov_space(federation):
             first.append(np.asarray(payload.v))
             return federation.sum(STEP, payload, cohort, key, eta)
 
-    got = measure(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
+    got = measure_cohort(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
     np.testing.assert_allclose(np.stack(first) @ np.stack(first).T, np.eye(3), atol=1e-13)
     basis = np.linalg.qr(np.stack([first[0], H @ first[0], H @ H @ first[0]], axis=1))[0]
     ritz = np.linalg.eigvalsh(basis.T @ H @ basis)
@@ -155,7 +164,7 @@ def test_trees_and_clients_of_unequal_size():
     data = from_clients(clients, clients, batch_size=1)  # curvature looks at all samples
     truth = np.linalg.eigvalsh(ridge_hessian(clients, np.array([3, 8, 2]) / 13))
     y = {"w": jnp.ones((2, 2)), "b": jnp.zeros(())}
-    step = curvature_step(BilevelProblem(ridge, ridge))
+    step = probes(BilevelProblem(ridge, ridge)).curvature
     got = found(SimulatedFederation(data), y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=1e-11)
 
@@ -165,7 +174,7 @@ def test_single_precision():
     clients = ridge_clients([6, 6], np.float32)
     truth = np.linalg.eigvalsh(ridge_hessian(clients, [0.5, 0.5]))
     y = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(())}
-    step = curvature_step(BilevelProblem(ridge, ridge))
+    step = probes(BilevelProblem(ridge, ridge)).curvature
     federation = SimulatedFederation(from_clients(clients, clients))
     got = found(federation, y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=2e-5)
@@ -178,7 +187,7 @@ def test_at_the_point_where_it_is_asked():
     def quartic(x, y, batch):
         return jnp.sum(y**4 + 0.5 * y**2) + 0 * jnp.sum(batch)
 
-    step = curvature_step(BilevelProblem(quartic, quartic))
+    step = probes(BilevelProblem(quartic, quartic)).curvature
     federation = SimulatedFederation(from_clients([np.ones(2)] * 2, [np.ones(2)] * 2))
     got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((1, 49), rel=1e-11)
@@ -200,3 +209,39 @@ def test_an_own_cohort_rule_is_asked_once():
 
     found(SimulatedFederation(TASK.data, sampler))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kappa", [3.0, 1e3])
+def test_it_stops_early_where_both_ends_are_known_to_ten_per_cent(kappa):
+    rng = np.random.default_rng(2)
+    basis = np.linalg.qr(rng.normal(size=(40, 40)))[0]
+    A = (basis * np.geomspace(1 / kappa, 1, 40)) @ basis.T
+    many = random_quadratic(2, 2, 40)._replace(A=np.stack([A, A]))
+    federation = SimulatedFederation(many.task().data)
+    mu, L, _ = found(federation, exchanges=40, y=np.zeros(40), x=np.zeros(2))
+    assert federation.ledger.total.rounds < 40
+    assert 1 / kappa <= mu < 1.1 / kappa
+    assert 0.9 < L <= 1 + 1e-12
+
+
+# How far y*(x) moves with x
+
+
+def moved(exchanges, federation, u):
+    federation.ledger = Ledger()
+    return shift(probes(PROBLEM), federation, TASK.x0, TASK.y0, u, KEY, exchanges)
+
+
+def test_the_shift_of_y_is_that_of_the_closed_form(federation):
+    truth, u = Q.closed_form(P), np.array([0.7, -2.0])
+    expected = np.linalg.norm(truth.y(u) - truth.y(np.zeros(2)))
+    assert moved(DIM, federation, u) == pytest.approx(expected, rel=1e-3)
+    assert federation.ledger.by_step["response"].rounds == 1
+    assert federation.ledger.by_step["curvature"].rounds <= DIM
+    few = [moved(k, federation, u) for k in (1, 2, 3)]
+    assert 0 < few[0] < few[1] < few[2] < expected * (1 + 1e-3)
+
+
+def test_x_that_does_not_act_on_y_shifts_nothing(federation):
+    assert moved(DIM, federation, np.zeros(2)) == 0
+    assert federation.ledger.total.rounds == 1

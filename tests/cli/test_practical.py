@@ -23,7 +23,7 @@ def numbers(line: str) -> list[float]:
 
 def test_a_result_stands_next_to_its_baselines(simfbo, monkeypatch):
     monkeypatch.setattr(baselines, "_FEWEST", 2)  # rounds of a candidate: this test is short
-    monkeypatch.setattr(baselines, "_PROBING", 2)
+    monkeypatch.setattr(baselines, "_PROBING", 0.1)
     code, out, err = simfbo(*TINY, "--quiet")
     assert (code, err) == (0, "")
     rows = {line[:35].strip(): numbers(line[35:])[0] for line in out.splitlines()[4:8]}
@@ -89,7 +89,7 @@ def test_mistakes_are_sentences(settings, sentence):
 def test_cost_says_what_automatic_steps_add(simfbo):
     code, out, _ = simfbo("cost", *TINY[1:-2])
     assert code == 0
-    assert "Automatic step sizes add at least 15 exchanges before the first." in out
+    assert "Automatic step sizes add up to" in out
     assert "simfbo_step" in out
 
 

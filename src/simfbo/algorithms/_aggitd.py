@@ -82,7 +82,9 @@ def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: int = 5) 
     client_steps = (ask.lower_grad, lower_and_upper_grad, lower_grad_and_product, lower_drift,
                     direct, indirect, upper_drift)  # fmt: skip
     violations = _VIOLATIONS if lower_rounds > 1 else {}
-    return Algorithm("FBO-AggITD", start, round, client_steps, violations)
+    with_lower = ("lower_grad", "lower_and_upper_grad", "lower_grad_and_product")
+    residuals: dict[str, str] = dict.fromkeys(with_lower, "y")
+    return Algorithm("FBO-AggITD", start, round, client_steps, violations, residuals)
 
 
 @once_per_problem

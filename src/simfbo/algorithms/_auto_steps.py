@@ -4,12 +4,13 @@ The first iteration measures mu and L of the lower problem (`_curvature`), which
 (docs/explanation-steps.md). With T iterations, tau the mean of ||a_i||_1, kappa = L / mu:
 
     gamma_y = gamma_v = 1 / (L tau)     on the server, heavy-ball momentum (1 - 1/sqrt(kappa))^2;
-    gamma_x = min(0.3 / sqrt(kappa), 1 / sqrt(T))     by Adam, in units of x's own size: x may not
-              outrun y and v, which need sqrt(kappa) iterations to follow it;
-    eta     = gamma / sqrt(T)           on the clients (eta_x by the size of the hypergradient).
+    eta_y = eta_v = gamma / sqrt(T)     on the clients, which do not move x;
+    gamma_x by Adam, at a pace          at which x never outruns y and v (`_pacing`).
 
-x waits until y and v have come near their solutions. A run that begins to diverge restores the last
-good state and halves all step sizes.
+x waits until y and v have come near their solutions. The size of its first steps is measured then:
+a step of size one would move y*(x) by its own length. No number has a unit, so scaling x, y, f or g
+changes nothing but the scale of the result. A run that begins to diverge restores the last good
+state and halves all step sizes.
 """
 
 import math
@@ -21,19 +22,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from simfbo.algorithms import _pacing
 from simfbo.algorithms._common import Rule, drawn_directions, local_steps, once_per_problem
-from simfbo.algorithms._curvature import Curvature, curvature_step, measure
+from simfbo.algorithms._curvature import Curvature, measure, probes, shift
+from simfbo.algorithms._pacing import Window
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, View
+from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
+from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies
 
-_SLOWEST = 0.05  # 1/sqrt(kappa) below which nothing in a run's time would settle
-_LEAD = 6.0  # how many times sqrt(kappa) iterations x takes to reach full speed
-_SHORT = 8  # exchanges with each of several cohorts
+_START = 0.1  # x's first pace, as a share of its largest
+_FEWEST = 15  # exchanges that may measure mu and L; more in longer runs
 _TRIES = 30  # exchanges that find the size of the hypergradient
-_LIMIT = 100.0  # how many times its first change a change may be
-_KEPT = 20  # iterations after which the last good state is replaced
+_LIMIT = 100.0  # how many times t^2 of its first change the t-th change may be
 _MOST = 30  # halvings
 _STILL = Point(0.0, 0.0, 0.0)
 
@@ -53,7 +55,7 @@ class Plan(NamedTuple):
 
 
 Build = Callable[[Plan], Algorithm]
-AutoKey = tuple[Curvature, float, int]
+AutoKey = tuple[Curvature, float, float, int]
 
 
 class AutoState(NamedTuple):
@@ -63,19 +65,23 @@ class AutoState(NamedTuple):
         base: the method's own state.
         anchor: the last good state, restored if the run begins to diverge.
         found: mu, L and tau; zeros before the first iteration.
-        pull: ||grad Phi|| over sqrt(dim x), where clients move x or steps are plain; else zero.
-        first: the sizes of the first change of x, y and v.
-        age: iterations since the anchor.
+        pull: ||grad Phi|| over sqrt(dim x), where steps are plain; else zero.
+        pace: of x, zero while it waits; and the largest that it may have.
+        window: what is known of how y, v and the hypergradient change.
+        first: the sizes of the first change of y and v.
+        age: iterations since the anchor, the beginning of the window.
         halvings: how often the steps were halved.
     """
 
     base: PyTree
     anchor: PyTree
-    found: jax.Array
-    pull: jax.Array
+    found: Any
+    pull: Any
+    pace: Any
+    window: Window
     first: jax.Array
-    age: jax.Array
-    halvings: jax.Array
+    age: Any
+    halvings: Any
 
     @property
     def x(self) -> PyTree:
@@ -108,13 +114,14 @@ def auto_steps(
             `lambda plan: simfbo(problem, plan.local, plan.server)`, or, for a method with one set
             of steps, `lambda plan: fednest(problem, plan.plain)`.
         problem: the two losses.
-        x0: the initial upper variable; its size sets the scale of x's steps.
+        x0: the initial upper variable; the sizes of its leaves are those of x's steps.
         rounds: T, the iterations of the run.
         plain: whether the method takes `plan.plain`.
 
     Returns:
-        The algorithm; its first iteration takes 15 exchanges more (24 where only some clients take
-        part), and 30 on top where `plain` or where clients take several steps.
+        The algorithm. Its first iteration takes up to 15 exchanges more, or T/10 where that is
+        more, until mu is known; where `plain`, 30 on top. When x begins to move, up to sqrt(kappa)
+        exchanges find by how much y*(x) moves with it.
 
     Example:
         >>> from simfbo import SimulatedFederation, run
@@ -139,128 +146,122 @@ def auto_steps(
         >>> history.records[-1]["x_error"] < 0.1
         True
     """
-    scale = size_of(x0)
-    probe, hypergradient = curvature_step(problem), _hypergradient_step(problem)
-    like = build(_plan(Curvature(1.0, 1.0, 1.0), 1.0, scale, rounds, 0))
+    scale = _pacing.size_of(x0)
+    tools, hypergradient = probes(problem), _hypergradient_step(problem)
+    like = build(_plan(Curvature(1.0, 1.0, 1.0), 1.0, 0.0, scale, rounds, 0))
     built: dict[AutoKey, Algorithm] = {}
 
+    def plan(state: AutoState) -> Plan:
+        return _plan(
+            _curvature_of(state), float(state.pull), float(state.pace[0]), scale, rounds,
+            int(state.halvings),
+        )  # fmt: skip
+
     def method(state: AutoState) -> Algorithm:
-        found, pull = Curvature(*map(float, state.found)), float(state.pull)
-        key = found, pull, int(state.halvings)
+        pace = float(state.pace[0]) if plain else 0.0  # else x's rule has it in its state
+        key = _curvature_of(state), float(state.pull), pace, int(state.halvings)
         if key not in built:
-            built[key] = build(_plan(found, pull, scale, rounds, key[-1]))
+            built[key] = build(plan(state))
         return built[key]
 
     def init(x: PyTree, y: PyTree) -> AutoState:
-        base, zero = like.init(x, y), jnp.zeros((), jnp.int32)
-        return AutoState(base, base, jnp.zeros(3), jnp.zeros(()), jnp.zeros(3), zero, zero)
+        base = like.init(x, y)
+        window = _pacing.opened(x, *_lower(base)[1:])
+        zero, found, pace = np.zeros((), np.int32), _host([0.0] * 3), _host([0.0] * 2)
+        return AutoState(base, base, found, _host(0.0), pace, window, jnp.zeros(2), zero, zero)
 
     def round(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         if not state.found[1]:
             state = look(state, federation, key)
+        view, sums = _watched(federation)
         try:
-            after = method(state).round(state.base, federation, key)
+            after = method(state).round(state.base, view, key)
         except TooFewReplies as error:
             if not error.exchange.mostly_oversized or state.halvings >= _MOST:
                 raise
             return _back(state)
-        return _judged(state, after)
+        step = plan(state).plain.x if plain else None
+        length = _pacing.length_of(_curvature_of(state).rate, rounds)
+        state = _judged(state, after, _pull_of(state, after, sums, step), length)
+        return paced(state, length, federation, key) if state.age >= length else state
+
+    def paced(state: AutoState, length: int, federation: Federation, key: jax.Array) -> AutoState:
+        """End a window, and set x's pace for the next."""
+        settles, (pace, most) = length * _curvature_of(state).rate, map(float, state.pace)
+        window, found = _pacing.closed(
+            state.window, _lower(state.anchor), _lower(state.base), settles
+        )
+        window = window._replace(index=np.asarray(window.index))
+        lag, turn = map(float, found)
+        if pace:
+            early = int(window.index) * length < rounds / 2
+            pace = _pacing.next_pace(pace, most, lag, turn, early)
+        elif _pacing.may_start(window, lag) and float(window.power_before):
+            most = largest_pace(state, window.pull_before, federation, key)
+            pace = _START * most
+        base = _pacing.with_pace(state.base, pace)
+        return state._replace(
+            base=base,
+            anchor=base,
+            window=window,
+            pace=_host([pace, most]),
+            age=np.zeros((), np.int32),
+        )
+
+    def largest_pace(
+        state: AutoState, pull: PyTree, federation: Federation, key: jax.Array
+    ) -> float:
+        """Return the pace that moves y*(x) by its own length while y and v settle."""
+        rate = _curvature_of(state).rate
+        most = max(3, int(min(1 / rate, rounds / 20)))
+        u = jax.tree.map(lambda s, h: jnp.asarray(s, h.dtype) * jnp.sign(h), scale, pull)
+        moved = shift(tools, federation, state.x, state.y, u, key, most)
+        size = float(jnp.sqrt(trees.squared_norm(state.y)))
+        reach = size / moved if moved and size else 1.0  # x that does not act on y: nothing known
+        return min(rate, 3 / math.sqrt(rounds)) * reach
 
     def look(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
-        found = _curvature(probe, federation, state, key)
-        state = state._replace(found=jnp.asarray(found, float))
-        if not plain and found.work < 1.01:  # one step each, up to rounding
+        most = most_probes(rounds)
+        found = measure(tools.curvature, federation, state.x, state.y, key, most)
+        state = state._replace(found=_host(found))
+        if not plain:
             return state
-        pull = _pull(
-            hypergradient, federation, state, _plan(found, 1.0, scale, rounds, 0).server, key
-        )
-        return state._replace(pull=jnp.asarray(pull, float))
+        pull, y = _pull(hypergradient, federation, state, plan(state).server, key)
+        count = sum(leaf.size for leaf in jax.tree.leaves(pull))
+        size = math.sqrt(float(trees.squared_norm(pull)) / count)
+        settled = state._replace(base=state.base._replace(y=y))
+        most = largest_pace(settled, pull, federation, key) if size else 0.0
+        return state._replace(pull=_host(size), pace=_host([_START * most, most]))
 
-    client_steps = (probe, hypergradient, *like.client_steps)
-    return Algorithm(like.name, init, round, client_steps, like.known_violations)
-
-
-def size_of(x: PyTree) -> PyTree:
-    """Return the size of each leaf: its root mean square, or that of the others where it is zero.
-
-    Where all of x is zero, as logarithms and logits are at the beginning, the size is one.
-
-    Example:
-        >>> import numpy as np
-        >>> size_of({"weight": np.array([0.3, -0.3]), "bias": np.zeros(2)})
-        {'bias': 0.3, 'weight': 0.3}
-    """
-    leaves, structure = jax.tree.flatten(x)
-    sizes = [float(np.sqrt(np.mean(np.square(leaf)))) for leaf in leaves]
-    usual = np.mean([size for size in sizes if size] or [1.0])
-    return jax.tree.unflatten(structure, [size or float(usual) for size in sizes])
+    client_steps = (*tools, hypergradient, *like.client_steps)
+    return like._replace(init=init, round=round, client_steps=client_steps)
 
 
-def _plan(found: Curvature, pull: float, scale: PyTree, rounds: int, halvings: int) -> Plan:
+def most_probes(rounds: int) -> int:
+    """Return the most exchanges that measure mu and L in a run."""
+    return max(_FEWEST, rounds // 10)
+
+
+def _plan(
+    found: Curvature, pull: float, pace: float, scale: PyTree, rounds: int, halvings: int
+) -> Plan:
     """Return the step sizes."""
-    factor, root = 0.5**halvings, math.sqrt(rounds)
+    factor, root, rate = 0.5**halvings, math.sqrt(rounds), found.rate
     L, work = found.L if found.L > 0 else 1.0, found.work or 1.0  # zeros: an engine that counts
-    rate = min(1.0, max(_SLOWEST, math.sqrt(max(found.mu, 0.0) / L)))
-    gamma, speed = factor / (L * work), factor * min(0.3 * rate, 1 / root)
-    typical = float(np.mean(jax.tree.leaves(scale)))
-    lead = min(_LEAD / rate, rounds / 2)
+    gamma, typical = factor / (L * work), float(np.mean(jax.tree.leaves(scale)))
     follow = optax.sgd(_settling(gamma, rounds), momentum=(1 - rate) ** 2)
-    step_x = speed * typical / max(pull, 1e-12)
     return Plan(
-        local=Point(step_x / (work * root) if pull else 0.0, gamma / root, gamma / root),
-        server=Point(_adam(speed, scale, lead, rounds), follow, follow),
-        plain=Point(step_x, factor / L, factor / L),
+        local=Point(0.0, gamma / root, gamma / root),
+        server=Point(_pacing.paced_adam(scale, rounds), follow, follow),
+        plain=Point(pace * typical / pull if pull else 0.0, factor / L, factor / L),
     )
-
-
-def _adam(speed: float, scale: PyTree, lead: float, rounds: int) -> optax.GradientTransformation:
-    """Return Adam for x, warmed up over `lead` iterations and then decaying to zero.
-
-    Before y and v are near their solutions, the direction of x is far larger than the
-    hypergradient: Adam must not remember it.
-    """
-
-    def begun(count: Scalar) -> jax.Array:
-        return jnp.asarray(jnp.asarray(count, float) >= lead / 2, float)
-
-    def schedule(count: Scalar) -> jax.Array:
-        t = jnp.asarray(count, float)
-        return speed * jnp.minimum(1.0, t / lead) * _cosine(t / rounds)
-
-    def sized(updates: PyTree, state: PyTree, params: Any = None) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(lambda s, u: jnp.asarray(s, u.dtype) * u, scale, updates), state
-
-    units = optax.GradientTransformation(lambda params: optax.EmptyState(), sized)
-    rule = optax.chain(optax.scale_by_schedule(begun), optax.adam(schedule, b2=0.99), units)
-
-    def update(updates: PyTree, state: PyTree, params: Any = None) -> tuple[PyTree, PyTree]:
-        with jax.numpy_dtype_promotion("standard"):  # Optax's Adam promotes freely
-            return rule.update(updates, state, params)
-
-    return optax.GradientTransformation(rule.init, update)
 
 
 def _settling(gamma: float, rounds: int) -> optax.Schedule:
     """Return a step size that decays over the second half of the run, to average out noise."""
     return lambda count: (
-        gamma * _cosine(jnp.maximum(0.0, 2 * jnp.asarray(count, float) / rounds - 1) * 0.9)
+        gamma * _pacing.cosine(jnp.maximum(0.0, 2 * jnp.asarray(count, float) / rounds - 1) * 0.9)
     )
-
-
-def _cosine(share: Scalar) -> jax.Array:
-    return (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0))) / 2
-
-
-def _curvature(
-    probe: ClientStep, federation: Federation, state: AutoState, key: jax.Array
-) -> Curvature:
-    """Return the curvature; the worst of three cohorts' where not everyone takes part."""
-    if len(federation.cohort(key).ids) >= federation.n:
-        return measure(probe, federation, state.x, state.y, key)
-    keys = jax.random.split(key, 3)
-    seen = [measure(probe, federation, state.x, state.y, k, _SHORT) for k in keys]
-    work = sum(one.work for one in seen) / len(seen)
-    return Curvature(min(one.mu for one in seen), max(one.L for one in seen), work)
 
 
 @once_per_problem
@@ -278,58 +279,100 @@ def _pull(
     client_step: ClientStep,
     federation: Federation,
     state: AutoState,
-    server: Point[PyTree],
+    server: Point[Any],
     key: jax.Array,
-) -> float:
-    """Return the size of the hypergradient, once y and v have come nearer to their solutions."""
+) -> tuple[PyTree, PyTree]:
+    """Return the hypergradient and y, once y and v have come nearer to their solutions."""
     x, y = state.x, jax.tree.map(jnp.asarray, state.y)
     v, cohort = trees.zeros_like(y), federation.cohort(key)
-    opt_y, opt_v, d = server.y.init(y), server.v.init(v), None
+    opt_y, opt_v, d = server.y.init(y), server.v.init(v), Point(x=trees.zeros_like(x))
     for _ in range(_TRIES):
         d = federation.sum(client_step, Point(x, y, v), cohort, key, _STILL)
         step_y, opt_y = server.y.update(d.y, opt_y)
         step_v, opt_v = server.v.update(d.v, opt_v)
         y, v = optax.apply_updates(y, step_y), optax.apply_updates(v, step_v)
-    count = sum(leaf.size for leaf in jax.tree.leaves(x))
-    size = math.sqrt(float(trees.squared_norm(d.x)) / count) if d is not None else 0.0
-    return size / float(state.found[2])
+    return trees.scale(1 / float(state.found[2]), d.x), y
 
 
-def _judged(state: AutoState, after: PyTree) -> AutoState:
-    """Return the state after an iteration, or the last good one where it moved too far."""
-    change, limit = (np.asarray(a, float) for a in _sizes(state, after))
-    sound = np.isfinite(change).all() and (change <= limit).all()
+def _watched(federation: Federation) -> tuple[View, list[PyTree]]:
+    """Return the federation, and a list to which every sum over its clients is added."""
+    sums: list[PyTree] = []
+
+    def spy(
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        eta: Point[PyTree],
+    ) -> PyTree:
+        sums.append(federation.sum(client_step, payload, cohort, key, eta))
+        return sums[-1]
+
+    return View(federation, spy, federation.gather), sums
+
+
+def _pull_of(
+    state: AutoState, after: PyTree, sums: list[PyTree], step: float | None
+) -> PyTree | None:
+    """Return an iteration's hypergradient: as it was sent, or, for plain steps, as x moved."""
+    if step is not None:
+        return trees.scale(1 / step, trees.subtract(state.x, after.x)) if step else None
+    sent = (point_of(one).x for one in reversed(sums))
+    return next((h for h in sent if h is not None), None)
+
+
+def _judged(state: AutoState, after: PyTree, pull: PyTree | None, length: int) -> AutoState:
+    """Return the state after an iteration, or the last good one where it moved too far.
+
+    y gathers momentum, and v follows it: their changes may grow like t^2, but not exponentially.
+    """
+    t = int(state.window.index) * length + int(state.age) + 1
+    first, window, sound = _looked_at(state, _lower(after), after.x, pull, _LIMIT * float(t) ** 2)
     if not sound and state.halvings < _MOST:
         return _back(state)
-    first = jnp.asarray(change, float) if not state.first.any() else state.first
-    kept = state.age + 1 >= _KEPT
-    return state._replace(
-        base=after,
-        anchor=after if kept else state.anchor,
-        first=first,
-        age=jnp.where(kept, 0, state.age + 1),
-    )
+    return state._replace(base=after, window=window, first=first, age=state.age + np.int32(1))
 
 
 def _back(state: AutoState) -> AutoState:
     """Restore the last good state and halve all step sizes."""
-    zero = jnp.zeros((), jnp.int32)
-    return state._replace(base=state.anchor, age=zero, halvings=state.halvings + 1)
+    pace = _host(np.asarray(state.pace) / 2)
+    return state._replace(
+        base=_pacing.with_pace(state.anchor, float(pace[0])),
+        window=_pacing.emptied(state.window),
+        pace=pace,
+        age=np.zeros((), np.int32),
+        halvings=state.halvings + np.int32(1),
+    )
 
 
 @jax.jit
-def _sizes(state: AutoState, after: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Return how far x, y and v moved, and how far each may move; zeros for a missing one."""
+def _looked_at(
+    state: AutoState, after: Point[PyTree], x: PyTree, pull: PyTree | None, most: Scalar
+) -> tuple[jax.Array, Window, jax.Array]:
+    """Return the first change, the window with one more hypergradient, and whether all is well."""
 
-    def length(tree: PyTree) -> jax.Array:
-        return jnp.sqrt(trees.squared_norm(tree)).astype(float)
+    def lengths(at: Point[PyTree]) -> jax.Array:
+        return jnp.sqrt(jnp.stack([trees.squared_norm(z).astype(float) for z in (at.y, at.v)]))
 
-    def pair(name: str) -> tuple[jax.Array, jax.Array]:
-        if not hasattr(after, name):
-            return jnp.zeros(()), jnp.zeros(())
-        moved = trees.subtract(getattr(after, name), getattr(state, name))
-        return length(moved), length(getattr(state.anchor, name))
+    change = lengths(trees.subtract(after, _lower(state.base)))
+    size = lengths(_lower(state.anchor))
+    first = jnp.where(state.first > 0, state.first, change)
+    limit = jnp.maximum(most * first, size)
+    sound = jnp.all(jnp.isfinite(change) & (change <= limit))
+    sound &= jnp.isfinite(trees.squared_norm(x))
+    window = state.window if pull is None else _pacing.add_pull(state.window, pull)
+    return first, window, sound
 
-    moved, size = (jnp.stack(part) for part in zip(*map(pair, "xyv"), strict=True))
-    known = jnp.where(state.first.any(), state.first, moved)
-    return moved, _LIMIT * jnp.maximum(known, 0.01 * jnp.maximum(1.0, size))
+
+def _lower(state: PyTree) -> Point[PyTree]:
+    """Return y and v of a method's state; None for one that it does not have."""
+    return Point(y=state.y, v=getattr(state, "v", None))
+
+
+def _curvature_of(state: AutoState) -> Curvature:
+    return Curvature(*map(float, state.found))
+
+
+def _host(value: Any) -> np.ndarray:
+    """Return numbers as an array that is read without waiting for a device."""
+    return np.asarray(value, jnp.result_type(float))

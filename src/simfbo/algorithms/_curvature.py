@@ -1,10 +1,13 @@
-"""The curvature of the lower problem, found through the federation: mu and L.
+"""The curvature of the lower problem, found through the federation.
 
-The eigenvalues of grad^2_yy G between which all others lie, by Lanczos' method: the power iteration
-that keeps its earlier vectors, and so finds both ends at once and sooner. Every product with the
-Hessian is one exchange, entered into the ledger like any other; no Hessian is formed.
+Lanczos' method finds mu and L, between which all eigenvalues of grad^2_yy G lie: the power
+iteration that keeps its earlier vectors, and so finds both ends at once and sooner. Conjugate
+gradients find how far y*(x) moves with x. Every product is one exchange, entered into the ledger
+like any other; no Hessian is formed.
 """
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,10 +18,14 @@ from jax.flatten_util import ravel_pytree
 from simfbo.algorithms._common import once_per_problem
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
-from simfbo.core.problem import BilevelProblem, Point, PyTree, hvp
+from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y, hvp
+from simfbo.core.sampling import Cohort
 
-EXCHANGES = 15
 _TINY = 1e-6  # a rest of a direction this small holds nothing but rounding
+_KNOWN = 0.1  # the relative error at which an eigenvalue is known
+_SETTLED = 1e-3  # the relative residual at which a linear system is solved
+_FEWEST, _MOST_NUMBERS = 3, 10**8  # Lanczos vectors; numbers in all of them
+_SHORT = 8  # exchanges with each of several cohorts, at least
 
 
 class Curvature(NamedTuple):
@@ -34,17 +41,39 @@ class Curvature(NamedTuple):
     L: float
     work: float
 
+    @property
+    def rate(self) -> float:
+        """Return 1/sqrt(kappa), the rate at which y and v settle; at least a thousandth."""
+        return min(1.0, max(1e-3, math.sqrt(max(self.mu, 0.0) / self.L))) if self.L > 0 else 1.0
+
+
+class Probes(NamedTuple):
+    """Client steps that measure the lower problem, on all of a client's samples.
+
+    Attributes:
+        curvature: (x, y, u) -> grad^2_yy g_i u, and ||a_i||_1.
+        response: (x, y, u) -> grad^2_yx g_i u, for u like x.
+    """
+
+    curvature: ClientStep
+    response: ClientStep
+
 
 @once_per_problem
-def curvature_step(problem: BilevelProblem) -> ClientStep:
-    """Return the client step (x, y, u) -> grad^2_yy g_i u on all samples, and ||a_i||_1."""
+def probes(problem: BilevelProblem) -> Probes:
+    """Return the client steps that measure the lower problem."""
 
     def curvature(payload: Point[PyTree], client: Client) -> tuple[Point[PyTree], jax.Array]:
         data = client.data
         product = hvp(problem, *payload, data.lower.full(data.client))
         return Point(v=product), jnp.asarray(client.plan.norm, float)
 
-    return curvature
+    def response(payload: PyTree, client: Client) -> Point[PyTree]:
+        x, y, u = payload
+        batch = client.data.lower.full(client.data.client)
+        return Point(v=jax.jvp(lambda x: grad_lower_y(problem, x, y, batch), (x,), (u,))[1])
+
+    return Probes(curvature, response)
 
 
 def measure(
@@ -53,15 +82,44 @@ def measure(
     x: PyTree,
     y: PyTree,
     key: jax.Array,
-    exchanges: int = EXCHANGES,
+    exchanges: int,
 ) -> Curvature:
-    """Measure mu and L at (x, y) on one cohort.
+    """Measure mu and L at (x, y); where not everyone takes part, the worst of three cohorts'.
+
+    Args:
+        client_step: `probes(problem).curvature`.
+        federation: the clients.
+        x: the upper variable.
+        y: the lower variable.
+        key: of the cohorts and of the first directions.
+        exchanges: the most products.
+
+    Returns:
+        The curvature.
+    """
+    if len(federation.cohort(key).ids) >= federation.n:
+        return measure_cohort(client_step, federation, x, y, key, exchanges)
+    keys, each = jax.random.split(key, 3), max(_SHORT, exchanges // 3)
+    seen = [measure_cohort(client_step, federation, x, y, k, each) for k in keys]
+    work = sum(one.work for one in seen) / len(seen)
+    return Curvature(min(one.mu for one in seen), max(one.L for one in seen), work)
+
+
+def measure_cohort(
+    client_step: ClientStep,
+    federation: Federation,
+    x: PyTree,
+    y: PyTree,
+    key: jax.Array,
+    exchanges: int,
+) -> Curvature:
+    """Measure mu and L at (x, y) on one cohort, until both are known to ten per cent.
 
     The same clients answer every time, with all their samples, so that all products are with one
     matrix: the mean of theirs, with their weights brought to a sum of one.
 
     Args:
-        client_step: from `curvature_step`.
+        client_step: `probes(problem).curvature`.
         federation: the clients.
         x: the upper variable.
         y: the lower variable.
@@ -71,24 +129,102 @@ def measure(
     Returns:
         The curvature.
     """
-    cohort, (flat, shape) = federation.cohort(key), ravel_pytree(y)
-    first = host_rng(key, Purpose.LANCZOS_START).normal(size=flat.size)
-    basis, diagonal, beside, norm = [first / np.linalg.norm(first)], [], [], 1.0
-    for _ in range(min(exchanges, flat.size)):
-        direction = shape(jnp.asarray(basis[-1], flat.dtype))
-        reply, norm = federation.sum(client_step, Point(x, y, direction), cohort, key)
-        product = np.asarray(ravel_pytree(reply.v)[0], float)
-        diagonal.append(float(product @ basis[-1]))
-        rest = _without(_without(product, basis), basis)  # twice: once loses too many digits
+    product = _Product(client_step, federation, x, y, federation.cohort(key), key)
+    first = host_rng(key, Purpose.LANCZOS_START).normal(size=product.size)
+    basis, diagonal, beside, values = [first / np.linalg.norm(first)], [], [], np.zeros(1)
+    for _ in range(min(exchanges, product.size, max(_FEWEST, _MOST_NUMBERS // product.size))):
+        image = product(basis[-1])
+        diagonal.append(float(image @ basis[-1]))
+        rest = _without(_without(image, basis), basis)  # twice: once loses too many digits
         length = float(np.linalg.norm(rest))
-        if not length > _TINY * max(map(abs, diagonal)):
+        values, vectors = np.linalg.eigh(
+            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        )
+        errors = length * np.abs(vectors[-1, [0, -1]])
+        known = np.all(errors < _KNOWN * np.abs(values[[0, -1]]))
+        done = known and len(diagonal) >= _FEWEST
+        if done or not length > _TINY * max(map(abs, diagonal)):
             break
         beside.append(length)
         basis.append(rest / length)
-    offset = beside[: len(diagonal) - 1]
-    values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(offset, 1) + np.diag(offset, -1))
-    total = cohort.weights.sum()  # one only in expectation, where not everyone takes part
-    return Curvature(*(float(value / total) for value in (values[0], values[-1], norm)))
+    return Curvature(float(values[0]), float(values[-1]), product.work)
+
+
+def shift(
+    steps: Probes,
+    federation: Federation,
+    x: PyTree,
+    y: PyTree,
+    u: PyTree,
+    key: jax.Array,
+    exchanges: int,
+) -> float:
+    """Return how far y*(x) moves as x moves by u: ||(grad^2_yy G)^-1 grad^2_yx G u||.
+
+    Args:
+        steps: from `probes`.
+        federation: the clients.
+        x: the upper variable.
+        y: the lower variable.
+        u: the direction, like x.
+        key: of the cohort.
+        exchanges: the most products with the Hessian.
+    """
+    cohort = federation.cohort(key)
+    pushed = federation.sum(steps.response, (x, y, u), cohort, key).v
+    rhs = np.asarray(ravel_pytree(pushed)[0], float) / cohort.weights.sum()
+    product = _Product(steps.curvature, federation, x, y, cohort, key)
+    return float(np.linalg.norm(_conjugate_gradients(product, rhs, exchanges)))
+
+
+class _Product:
+    """Products of the cohort's mean Hessian with vectors, each one exchange.
+
+    Attributes:
+        size: the number of elements of y.
+        work: the clients' mean ||a_i||_1, as last reported.
+    """
+
+    def __init__(
+        self,
+        client_step: ClientStep,
+        federation: Federation,
+        x: PyTree,
+        y: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+    ) -> None:
+        flat, self._shape = ravel_pytree(y)
+        self.size, self._dtype, self.work = flat.size, flat.dtype, 1.0
+        self._step, self._federation, self._at = client_step, federation, (x, y)
+        self._cohort, self._key = cohort, key
+        self._total = cohort.weights.sum()  # one only in expectation where not everyone takes part
+
+    def __call__(self, vector: np.ndarray) -> np.ndarray:
+        payload = Point(*self._at, self._shape(jnp.asarray(vector, self._dtype)))
+        reply, norm = self._federation.sum(self._step, payload, self._cohort, self._key)
+        self.work = float(norm / self._total)
+        return np.asarray(ravel_pytree(reply.v)[0], float) / self._total
+
+
+def _conjugate_gradients(
+    product: Callable[[np.ndarray], np.ndarray], rhs: np.ndarray, most: int
+) -> np.ndarray:
+    """Return an approximate solution of product(z) = rhs."""
+    z, rest, direction = np.zeros_like(rhs), rhs, rhs
+    square, enough = float(rhs @ rhs), _SETTLED**2 * float(rhs @ rhs)
+    for _ in range(most):
+        if not square > enough:
+            break
+        image = product(direction)
+        curved = float(direction @ image)
+        if not curved > 0:
+            break
+        step = square / curved
+        z, rest = z + step * direction, rest - step * image
+        square, before = float(rest @ rest), square
+        direction = rest + square / before * direction
+    return z
 
 
 def _without(vector: np.ndarray, basis: list[np.ndarray]) -> np.ndarray:

@@ -58,7 +58,9 @@ def fedavg(
         return AvgState(state.x, *move(q, state.server, state.y))
 
     bias = "FedAvg weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
-    return Algorithm("FedAvg", init, round, (fedavg_step,), {"unequal local work": bias})
+    return Algorithm(
+        "FedAvg", init, round, (fedavg_step,), {"unequal local work": bias}, {"fedavg_step": "y"}
+    )
 
 
 @once_per_problem

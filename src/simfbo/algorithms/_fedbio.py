@@ -47,7 +47,9 @@ def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = 
         return add(state, federation.sum(fedbio_step, state, federation.cohort(key), key, steps))
 
     bias = "FedBiO adds what clients did, so those who take more local steps count for more."
-    return Algorithm("FedBiO", start, round, (fedbio_step,), {"unequal local work": bias})
+    return Algorithm(
+        "FedBiO", start, round, (fedbio_step,), {"unequal local work": bias}, {"fedbio_step": "yv"}
+    )
 
 
 @once_per_problem

@@ -84,7 +84,8 @@ def fedmbo(
         h = federation.sum(ask.hypergrad, (x, y, PerClient(v)), federation.cohort(last), last)
         return Point(add_scaled(x, -steps.x, h.x), y, _mean(v))
 
-    return Algorithm("FedMBO", start, round, ask, _VIOLATIONS)
+    residuals = {"lower_grad": "y", "hypergrad": "x"}
+    return Algorithm("FedMBO", start, round, ask, _VIOLATIONS, residuals)
 
 
 def _singles(federation: Federation, client_step: ClientStep, payload: PyTree, key: Any) -> PyTree:

@@ -102,7 +102,9 @@ def fednest(
         return Point(add(add_scaled(x, -steps.x, h), change.x), y, v)
 
     violations = _RELEASED if released else _DRAWN if drawn else {}
-    return Algorithm("FedNest", start, round, (*ask, lower_drift, upper_drift), violations)
+    client_steps = (*ask, lower_drift, upper_drift)
+    residuals = {"lower_grad": "y", "hypergrad": "x"}
+    return Algorithm("FedNest", start, round, client_steps, violations, residuals)
 
 
 def _everywhere(why: str) -> dict[str, str]:

@@ -88,7 +88,9 @@ def memfbo(
         return MemState(advance(state.base, q))
 
     bias = "MemFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
-    return Algorithm("MemFBO", init, round, (memfbo_step,), {"unequal local work": bias})
+    return Algorithm(
+        "MemFBO", init, round, (memfbo_step,), {"unequal local work": bias}, {"memfbo_step": "xy"}
+    )
 
 
 @once_per_problem

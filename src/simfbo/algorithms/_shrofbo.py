@@ -90,7 +90,8 @@ def shrofbo(
         base = advance_base(state.base, scale(rho, h))
         return ShroState(base, state.norm_sum + norm, state.norm_count + 1)
 
-    return Algorithm("ShroFBO", init, round, (shrofbo_step,))
+    residuals = {"shrofbo_step": "xyv"}
+    return Algorithm("ShroFBO", init, round, (shrofbo_step,), residuals=residuals)
 
 
 @once_per_problem

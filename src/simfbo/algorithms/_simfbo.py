@@ -65,7 +65,9 @@ def simfbo(
         return advance(state, federation.sum(simfbo_step, at, cohort, key, local))
 
     bias = "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
-    return Algorithm("SimFBO", init, round, (simfbo_step,), {"unequal local work": bias})
+    return Algorithm(
+        "SimFBO", init, round, (simfbo_step,), {"unequal local work": bias}, {"simfbo_step": "xyv"}
+    )
 
 
 @once_per_problem

@@ -26,7 +26,7 @@ def cost(config: RunConfig, data_dir: Path | None) -> int:
     from rich.table import Table
 
     from simfbo import engines
-    from simfbo.algorithms._curvature import EXCHANGES
+    from simfbo.algorithms._auto_steps import most_probes
     from simfbo.config.build import build_algorithm, build_federation
     from simfbo.config.build_task import build_task
     from simfbo.runs.report import size
@@ -43,7 +43,10 @@ def cost(config: RunConfig, data_dir: Path | None) -> int:
         table.add_row(name, str(sent.rounds), *floats, size(sent.bytes_down), size(sent.bytes_up))
     OUT.print(table)
     if config.steps == "auto":
-        OUT.print(f"Automatic step sizes add at least {EXCHANGES} exchanges before the first.")
+        most = most_probes(config.rounds)
+        OUT.print(
+            f"Automatic step sizes add up to {most} exchanges before the first, and some later."
+        )
     if varies := algorithm.known_violations.get("ledger is cost"):
         OUT.print(f"This is one draw of an iteration. {varies}")
     return 0

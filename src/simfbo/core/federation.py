@@ -43,6 +43,8 @@ class Algorithm(NamedTuple):
         client_steps: every client step that `round` hands to the federation.
         known_violations: laws of `simfbo.checks` that it breaks by construction, each with the
             reason.
+        residuals: the channels of a client step's sums that vanish at the solution, by its name, as
+            in `{"simfbo_step": "xyv"}`; a run's verdict is drawn from them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Algorithm(NamedTuple):
     round: Callable[[Any, "Federation", jax.Array], Any]
     client_steps: tuple[ClientStep, ...]
     known_violations: Mapping[str, str] = {}
+    residuals: Mapping[str, str] = {}
 
 
 class Federation(Protocol):

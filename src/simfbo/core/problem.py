@@ -63,6 +63,19 @@ class Point(NamedTuple, Generic[T]):
     v: T = None  # pyright: ignore[reportAssignmentType]
 
 
+def point_of(message: PyTree) -> Point[PyTree]:
+    """Return the `Point` in a message: the message itself or, of a tuple, its first `Point`.
+
+    Example:
+        >>> point_of((Point(y=2.0), 3.0))
+        Point(x=None, y=2.0, v=None)
+    """
+    if isinstance(message, Point):
+        return message
+    parts = message if isinstance(message, tuple) else ()
+    return next((part for part in parts if isinstance(part, Point)), Point())
+
+
 class Weighted(NamedTuple):
     """A batch whose samples count with the given weights (they sum to one).
 

@@ -4,6 +4,7 @@ An estimator is a linear model; SimFBO learns the hyperparameters of its trainin
 of one of the tasks (`simfbo.tasks`).
 """
 
+import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -113,6 +115,7 @@ class FederatedLinear(BaseEstimator):
                 on_round=_progress(self.rounds) if self.verbose else None,
             )
         _require_finished(history)
+        _warn_unless_converged(history)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
         return history.state
@@ -222,6 +225,13 @@ def _progress(rounds: int) -> Callable[[int, Json | None], None]:
             print(f"round {t} of {rounds}: upper loss {record['upper_loss']:.6g}")
 
     return show
+
+
+def _warn_unless_converged(history: History) -> None:
+    """Warn, as scikit-learn does, where the verdict on a fit is that it has not converged."""
+    if history.verdict is not None and history.verdict["converged"] is False:
+        text = f"The fit has {history.verdict['text']}."
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
 
 
 def _require_finished(history: History) -> None:

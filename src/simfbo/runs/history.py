@@ -40,6 +40,8 @@ class History:
         state: the algorithm's last state; None in a history loaded from disk.
         refusals: one dictionary per excluded reply: `round`, `exchange`, `client_step`, `client`,
             `reason` (a value of `simfbo.core.exchange.Reason`) and `text`, the reason in words.
+        verdict: whether a finished run has converged: `converged`, the sentence `text`, and the
+            residuals; None for methods that do not send any.
     """
 
     header: Json
@@ -47,6 +49,7 @@ class History:
     end: Json | None = None
     state: Any = None
     refusals: list[Json] = field(default_factory=list)
+    verdict: Json | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
@@ -67,6 +70,8 @@ class History:
             kind = line.pop("kind")
             if kind == "end":
                 history.end = line
+            elif kind == "verdict":
+                history.verdict = line
             elif kind == "refusal":
                 history.refusals.append(line)
             else:

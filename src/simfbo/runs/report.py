@@ -149,6 +149,8 @@ def summary(history: History) -> str:
         lines.append(f"The projection of v was active {last['projected']:,} times.")
     if history.refusals:
         lines.append(_excluded(history))
+    if history.verdict is not None:
+        lines.append(f"{sentence(history.verdict['text'])}.")
     return "\n".join(lines)
 
 
@@ -162,6 +164,11 @@ def _excluded(history: History) -> str:
         f"client{'s' * (len(clients) != 1)}; most frequent reason ({count:,}): the client {text}. "
         f"They are listed in {FILE}."
     )
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def describe(config: Json) -> str:

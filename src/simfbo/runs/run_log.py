@@ -3,9 +3,10 @@
 import hashlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +31,8 @@ class Progress(NamedTuple):
         seconds: wall-clock time so far.
         cpu_seconds: processor time so far, over all threads.
         written: size of the history in bytes.
+        sizes: the norms of x, y and v at the start or after the first round, at least 1.
+        residuals: what was seen of them (`simfbo.runs.verdict`).
     """
 
     round: int
@@ -39,6 +42,8 @@ class Progress(NamedTuple):
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     written: int = 0
+    sizes: Sequence[float] = ()
+    residuals: Mapping[str, Any] = MappingProxyType({})
 
 
 class RunLog:
@@ -130,8 +135,11 @@ class RunLog:
         checkpoint.save(self._directory, progress.round, progress.state, manifest)
         self._saved_at, self._saved_round = time.monotonic(), progress.round
 
-    def end(self, end: Json) -> History:
-        """Write the end line; return the history."""
+    def end(self, end: Json, verdict: Json | None = None) -> History:
+        """Write the verdict, if there is one, and the end line; return the history."""
+        if verdict is not None:
+            self.history.verdict = verdict
+            self._open.write("verdict", verdict)
         self.history.end = end
         self._open.write("end", end)
         return self.history
@@ -158,6 +166,8 @@ class RunLog:
             "seconds": at.seconds,
             "cpu_seconds": at.cpu_seconds,
             "written": at.written,
+            "sizes": list(at.sizes),
+            "residuals": dict(at.residuals),
             "history": hashlib.sha256(self._stored_history()[: at.written]).hexdigest(),
         }
 
@@ -182,6 +192,7 @@ class RunLog:
             spent = manifest["seconds"], manifest["cpu_seconds"]
             state = checkpoint.restore(found.arrays, first.state)
             numbers = manifest["refused"], *spent, manifest["written"]
+            numbers += manifest["sizes"], manifest["residuals"]
             return Progress(manifest["round"], state, ledger, *numbers), history
 
         return read

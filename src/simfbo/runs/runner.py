@@ -19,6 +19,7 @@ from simfbo.errors import TooFewReplies, UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
 from simfbo.runs.run_log import Progress, RunLog
+from simfbo.runs.verdict import Residuals, verdict
 
 Evaluate = Callable[[PyTree], dict[str, float]]
 OnRound = Callable[[int, Json | None], None]
@@ -70,8 +71,9 @@ def run(
             iteration was not evaluated.
         resume: continue the run in `directory`, if there is one.
         checkpoint_seconds: the time between checkpoints.
-        explosion: the run has diverged when the norm of x, y or v exceeds this many times its
-            initial norm (or 1, if that is larger).
+        explosion: the run has diverged when the norm of x, y or v after t rounds exceeds this many
+            times t^2 times its norm at the start (or after the first round, or 1, whichever is
+            largest).
 
     Returns:
         The history; `.state` is the last state.
@@ -110,8 +112,8 @@ def run(
         _require_arrays(algorithm.name, first_state)
     log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
-    limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
-    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, log, limits)
+    residuals = Residuals(algorithm, federation, rounds)
+    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, log, residuals, explosion)
     try:
         return _iterate(job, log.resume(first) if resume else log.start(first), seed)
     finally:
@@ -140,7 +142,8 @@ class _Job(NamedTuple):
     rounds: int
     every: int
     log: RunLog
-    limits: np.ndarray
+    residuals: Residuals
+    explosion: float
 
 
 class _Diverged(Exception):
@@ -178,7 +181,7 @@ def _iterate(job: _Job, at: Progress, seed: int) -> History:
         at, end = error.args
         _add_last_record(job, at)
     log.history.state = at.state
-    return log.end(end)
+    return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 
 
 def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress, Json | None]:
@@ -188,8 +191,11 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
     does not count.
     """
     begin, due = _clocks(), t % job.every == 0 or t == job.rounds
-    state = job.algorithm.round(at.state, job.federation, key) if t else at.state
+    job.residuals.begin(t)
+    state = job.algorithm.round(at.state, job.residuals.federation, key) if t else at.state
     norms = _norms(_variables(state))
+    sizes = np.maximum(norms, at.sizes or 1.0).tolist() if t <= 1 else at.sizes
+    seen = job.residuals.end(t, at.residuals)
     wall, cpu = _clocks()
     refusals = _take_refusals(job, t)
     after = Progress(
@@ -200,6 +206,8 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
         at.seconds + wall - begin[0],
         at.cpu_seconds + cpu - begin[1],
         job.log.add("refusal", *refusals),
+        sizes,
+        seen,
     )
     if end := _exploded(job, after, norms):
         raise _Diverged(after, end)
@@ -264,7 +272,8 @@ def _norms_of(variables: tuple[PyTree, ...]) -> jax.Array:
 
 def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> Json | None:
     """Return the end of the run if a variable is not finite or too large; None otherwise."""
-    for name, norm, limit in zip(_variables(at.state), norms, job.limits, strict=True):
+    for name, norm, size in zip(_variables(at.state), norms, at.sizes, strict=True):
+        limit = job.explosion * max(1, at.round) ** 2 * size
         if not norm <= limit:
             latest = getattr(job.federation, "latest", None)
             client = None if latest is None else latest.largest_sender

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simfbo.algorithms import Plan, auto_steps, fedavg
+from simfbo.algorithms._auto_steps import most_probes
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger, Traffic
@@ -24,7 +25,7 @@ from simfbo.tasks.task import Baseline, Goal, Task
 
 FILE = "baselines.json"
 _FEWEST = 20  # rounds that a candidate needs at least
-_PROBING = 24  # rounds of FedAvg that send as many bytes as the search for its step sizes
+_PROBING = 1.6  # rounds of FedAvg that send as many bytes as one exchange of the search for steps
 
 
 class Outcome(NamedTuple):
@@ -109,7 +110,7 @@ def _rounds_each(baseline: Baseline, federation: Engine, rounds: int, budget: in
     if count == 1:
         return rounds
     each = _bytes(cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total)
-    share = min(rounds, budget // (each * count) - _PROBING)
+    share = min(rounds, int(budget / (each * count) - _PROBING * most_probes(rounds)))
     return share if share >= min(rounds, _FEWEST) else 0
 
 

@@ -1,0 +1,237 @@
+"""How fast x may move: no faster than y and v can follow, and than the hypergradient allows.
+
+A run is divided into windows of 2 sqrt(kappa) iterations, twice the time in which y and v settle.
+With h the mean hypergradient of a window and h' that of the one before, two numbers without units
+are taken at its end:
+
+    lag  = ||y's move|| / (2 ||y||), or v's where that is larger: by how much y and v change in the
+           time in which they settle. A move across the previous one is noise and does not count.
+    turn = 1 - <h, h'> / ||h'||^2: the share of the hypergradient that x has used up. Unknown where
+           h is no larger than its noise.
+
+x waits until the lag is small. Then its pace is halved whenever lag or turn is large, and doubled
+while both are small, in the first half of the run, up to ten times the first.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from simfbo.core import trees
+from simfbo.core.problem import Point, PyTree, Scalar
+
+_SHORTEST, _SHORT_RUN, _SHARE = 10, 5, 10  # iterations; in a short run; windows in a run
+_SMALL_LAG, _LARGE_LAG = 0.15, 0.3
+_SMALL_TURN, _LARGE_TURN = 0.15, 0.6
+_ALIGNED = 0.5  # the cosine of two moves above which both are more than noise
+_ADAM_FIRST, _ADAM_SECOND, _ADAM_FLOOR = 0.9, 0.99, 1e-4
+
+
+class Window(NamedTuple):
+    """What the windows so far have shown.
+
+    Attributes:
+        index: windows completed.
+        move: what y and v moved by in the previous one.
+        pull: the sum of the hypergradients in this one.
+        power: the sum of their squared norms.
+        pull_before: that of the previous one.
+        power_before: that of the previous one.
+    """
+
+    index: Any
+    move: Point[PyTree]
+    pull: PyTree
+    power: jax.Array
+    pull_before: PyTree
+    power_before: jax.Array
+
+
+class Paced(NamedTuple):
+    """The state of x's rule: iterations, iterations since x moves, Adam's moments, and the pace."""
+
+    iteration: jax.Array
+    moved: jax.Array
+    first: PyTree
+    second: PyTree
+    pace: jax.Array
+
+
+def size_of(x: PyTree) -> PyTree:
+    """Return the size of each leaf: its root mean square, or that of the others where it is zero.
+
+    Where all of x is zero, as logarithms and logits are at the beginning, the size is one.
+
+    Example:
+        >>> import numpy as np
+        >>> size_of({"weight": np.array([0.3, -0.3]), "bias": np.zeros(2)})
+        {'bias': 0.3, 'weight': 0.3}
+    """
+    leaves, structure = jax.tree.flatten(x)
+    sizes = [float(np.sqrt(np.mean(np.square(leaf)))) for leaf in leaves]
+    usual = np.mean([size for size in sizes if size] or [1.0])
+    return jax.tree.unflatten(structure, [size or float(usual) for size in sizes])
+
+
+def length_of(rate: float, rounds: int) -> int:
+    """Return the iterations of a window: 2 sqrt(kappa), but at most a tenth of the run."""
+    least = min(_SHORTEST, max(_SHORT_RUN, rounds // (2 * _SHARE)))
+    return max(least, min(math.ceil(2 / rate), rounds // _SHARE))
+
+
+def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
+    """Return the first window; y or v may be None."""
+    x, y, v = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), (x, y, v))
+    zero = jnp.zeros(())
+    return Window(np.zeros((), np.int32), Point(y=y, v=v), x, zero, x, zero)
+
+
+def add_pull(window: Window, h: PyTree) -> Window:
+    """Return the window with one more hypergradient."""
+    return window._replace(pull=trees.add(window.pull, h), power=window.power + _square(h))
+
+
+def emptied(window: Window) -> Window:
+    """Return the window without its hypergradients, to begin it again."""
+    return window._replace(pull=trees.zeros_like(window.pull), power=jnp.zeros_like(window.power))
+
+
+@jax.jit
+def closed(
+    window: Window, before: Point[PyTree], after: Point[PyTree], settles: Scalar
+) -> tuple[Window, jax.Array]:
+    """End a window.
+
+    Args:
+        window: the window.
+        before: y and v at its start.
+        after: y and v now.
+        settles: in how many times the time in which y and v settle it took.
+
+    Returns:
+        The next window, and lag and turn; the turn is zero where it is unknown.
+    """
+    move = trees.subtract(after, before)
+    lags = [
+        jnp.where((window.index == 0) | (_cosine(old, new) >= _ALIGNED), _ratio(new, now), 0.0)
+        for old, new, now in zip(window.move, move, after, strict=True)
+        if new is not None
+    ]
+    lag = jnp.max(jnp.stack(lags)) / settles
+    next_window = Window(
+        window.index + 1,
+        move,
+        trees.zeros_like(window.pull),
+        jnp.zeros_like(window.power),
+        window.pull,
+        window.power,
+    )
+    return next_window, jnp.stack([lag, _turn(window)])
+
+
+def next_pace(pace: float, most: float, lag: float, turn: float, early: bool) -> float:
+    """Return the pace for the next window, once x moves."""
+    if lag > _LARGE_LAG or turn > _LARGE_TURN:
+        return pace / 2
+    faster = early and lag < _SMALL_LAG and turn < _SMALL_TURN
+    return min(2 * pace, most) if faster else pace
+
+
+def may_start(window: Window, lag: float) -> bool:
+    """Return whether y and v are near their solutions, after two windows at least."""
+    return int(window.index) >= 2 and lag < _SMALL_LAG
+
+
+def with_pace(state: PyTree, pace: float) -> PyTree:
+    """Return a method's state in which x's rule has another pace."""
+
+    def changed(part: Any) -> Any:
+        return part._replace(pace=jnp.asarray(pace, float)) if _is_paced(part) else part
+
+    return jax.tree.map(changed, state, is_leaf=_is_paced)
+
+
+def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
+    """Return Adam for x, at the pace in its state; it decays along a half cosine.
+
+    While the pace is zero x stands still and nothing is remembered: before y and v are near their
+    solutions, the direction of x is far larger than the hypergradient.
+
+    Args:
+        scale: what a step of size one is, by leaf.
+        rounds: of the run.
+    """
+
+    def init(params: PyTree) -> Paced:
+        zero, none = jnp.zeros((), jnp.int32), trees.zeros_like(jax.tree.map(jnp.asarray, params))
+        return Paced(zero, zero, none, none, jnp.zeros(()))
+
+    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Paced]:
+        d, on = updates, state.pace > 0
+        moved = state.moved + on.astype(jnp.int32)
+        first = _decayed(_ADAM_FIRST, state.first, d, on)
+        second = _decayed(_ADAM_SECOND, state.second, jax.tree.map(jnp.square, d), on)
+        speed = state.pace * cosine(jnp.asarray(state.iteration, float) / rounds)
+        unit = _normalised(first, second, moved)
+        step = jax.tree.map(lambda s, u: (-speed * s).astype(u.dtype) * u, scale, unit)
+        return step, Paced(state.iteration + 1, moved, first, second, state.pace)
+
+    return optax.GradientTransformation(init, update)
+
+
+def cosine(share: Scalar) -> jax.Array:
+    """Return a half cosine, from one to zero, of the share of a run that is over."""
+    return (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0))) / 2
+
+
+def _decayed(keep: float, mean: PyTree, new: PyTree, on: jax.Array) -> PyTree:
+    """Return a moving average with one more value; unchanged while it is off."""
+    return jax.tree.map(
+        lambda m, n: jnp.where(on, jnp.asarray(keep, m.dtype) * m + (1 - keep) * n, m), mean, new
+    )
+
+
+def _normalised(first: PyTree, second: PyTree, count: jax.Array) -> PyTree:
+    """Return Adam's direction; its floor is relative, so that units do not matter."""
+    t = jnp.maximum(count, 1).astype(float)
+    mean, square = 1 - _ADAM_FIRST**t, 1 - _ADAM_SECOND**t
+    sizes = jax.tree.map(lambda n: jnp.sqrt(n / square.astype(n.dtype)), second)
+    leaves = jax.tree.leaves(sizes)
+    usual = jnp.sqrt(trees.squared_norm(sizes) / sum(leaf.size for leaf in leaves))
+
+    floor = jnp.where(usual > 0, _ADAM_FLOOR * usual, 1)
+
+    def unit(m: jax.Array, size: jax.Array) -> jax.Array:
+        return m / mean.astype(m.dtype) / (size + floor.astype(size.dtype))
+
+    return jax.tree.map(unit, first, sizes)
+
+
+def _turn(window: Window) -> jax.Array:
+    """Return the turn; zero where either mean is no larger than its noise."""
+    new, old = window.pull, window.pull_before
+    clear = (_square(new) > 2 * window.power) & (_square(old) > 2 * window.power_before)
+    turn = 1 - trees.dot(new, old).astype(float) / jnp.where(clear, _square(old), 1)
+    return jnp.where(clear, turn, 0.0)
+
+
+def _ratio(move: PyTree, now: PyTree) -> jax.Array:
+    """Return ||move|| / ||now||; zero where nothing moved."""
+    return jnp.where(_square(move) > 0, jnp.sqrt(_square(move) / _square(now)), 0.0)
+
+
+def _cosine(a: PyTree, b: PyTree) -> jax.Array:
+    lengths = jnp.sqrt(_square(a)) * jnp.sqrt(_square(b))
+    return jnp.where(lengths > 0, trees.dot(a, b).astype(float) / lengths, 0.0)
+
+
+def _square(tree: PyTree) -> jax.Array:
+    return trees.squared_norm(tree).astype(float)
+
+
+def _is_paced(part: Any) -> bool:
+    return isinstance(part, Paced)
