@@ -2,12 +2,12 @@
 
 An algorithm names the channels of its sums that vanish at the solution (`Algorithm.residuals`):
 grad_y G on y, the residual of the linear system on v, the hypergradient on x. Their norms are taken
-in about 200 rounds of a run. At its end, each is the root mean square over the last tenth of the
-run, less what is noise, relative to the largest norm that was seen; that of the hypergradient since
-y and v first came near their solutions, for before that it is something else.
+in about 200 rounds of a run, in 20 parts. A part's residual is the root mean square of its norms,
+less what is noise. The verdict compares the last tenth of a run with the largest part; for the
+hypergradient, with the largest in which y and v were near their solutions, for before that it is
+something else.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +21,9 @@ from simfbo.core.problem import Point, PyTree, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.runs.files import Json
 
-CONVERGED = 0.05  # of the largest residual
-_SETTLED = 0.1
-_SAMPLES = 200
-_TAIL = 0.9  # of a run, after which its end begins
+SOLVED, CONVERGED = 0.05, 0.1  # residuals of a converged run: of y and v; of x
+_NEAR = 0.02  # the residual at which y and v are near their solutions
+_SAMPLES, _PARTS, _TAIL = 200, 20, 2  # norms, parts of a run, parts at its end
 _PLACES = 64  # numbers of a sum that tell noise from drift
 _NAMES = {"y": "lower", "v": "linear", "x": "hypergradient"}
 
@@ -56,7 +55,8 @@ class Residuals:
             return seen
         norms, places = _measured(self._sums)
         found = {name: (float(norms[name]), np.asarray(places[name], float)) for name in norms}
-        return _added(seen, found, t > _TAIL * self._rounds or t == self._rounds)
+        part = (t - 1) * _PARTS // self._rounds
+        return {**seen, **{name: _added(seen.get(name), part, *one) for name, one in found.items()}}
 
     def _sum(
         self,
@@ -80,81 +80,63 @@ def verdict(seen: Seen) -> Json | None:
         `lower`, `linear` and `hypergradient`, relative to the largest; `converged`, which is None
         where the hypergradient is not known; `text`, one sentence.
     """
-    found = {_NAMES[name]: _residual(seen[name]) for name in ("y", "v", "x") if name in seen}
-    if not found:
+    parts = {name: _residuals(seen[name]) for name in ("y", "v", "x") if name in seen}
+    if not parts:
         return None
-    small = all(value <= CONVERGED for value in found.values())
-    converged = small if "hypergradient" in found else None if small else False
-    return {**found, "converged": converged, "text": _text(found, converged, seen)}
+    solved = {name: one / (np.max(one) or 1.0) for name, one in parts.items() if name != "x"}
+    found = {_NAMES[name]: float(one[-1]) for name, one in solved.items()}
+    small = all(value <= SOLVED for value in found.values())
+    converged = None if small else False
+    if "x" in parts:
+        h = parts["x"]
+        near = np.all([one <= _NEAR for one in (*solved.values(), 0 * h)], axis=0)
+        found["hypergradient"] = float(h[-1] / (np.max(h, where=near, initial=h[-1]) or 1.0))
+        converged = small and found["hypergradient"] <= CONVERGED
+    growing = any(one[-1] > 1.5 * one[-2] for one in parts.values() if len(one) > 1)
+    return {**found, "converged": converged, "text": _text(found, converged, growing)}
 
 
-def _text(found: Mapping[str, float], converged: bool | None, seen: Seen) -> str:
+def _residuals(one: Json) -> np.ndarray:
+    """Return the residuals of a run's parts; the last is that of its end.
+
+    Noise differs from one sum to the next, and drift does not: of the squared norms, the share that
+    is not noise is that of <sum, previous sum>.
+    """
+    parts = np.asarray(one["parts"], float)
+    end = max(0, len(parts) - _TAIL)
+    count, square, likeness, power = np.vstack([parts[:end], parts[end:].sum(0)]).T
+    known = power > 0
+    share = np.where(known, np.abs(likeness) / np.where(known, power, 1), 1.0)
+    return np.sqrt(square / count * np.minimum(share, 1.0))
+
+
+def _text(found: Mapping[str, float], converged: bool | None, growing: bool) -> str:
     """Return a verdict as a sentence."""
-    parts = []
-    if "lower" in found:
-        parts.append(f"lower problem solved to {_percent(found['lower'])}")
-    if "linear" in found:
-        parts.append(f"linear system to {_percent(found['linear'])}")
-    if "hypergradient" in found:
-        parts.append(f"hypergradient fell to {_percent(found['hypergradient'])}")
+    said = {
+        "lower": "lower problem solved to",
+        "linear": "linear system to",
+        "hypergradient": "hypergradient fell to",
+    }
+    facts = ", ".join(f"{said[name]} {_percent(value)}" for name, value in found.items())
     if converged is not False:
-        return f"{'converged: ' if converged else ''}{', '.join(parts)}"
-    return f"not converged: {', '.join(parts)}; {_advice(found, seen)}"
-
-
-def _advice(found: Mapping[str, float], seen: Seen) -> str:
-    worst = max(found, key=lambda name: found[name])
-    channel = next(key for key, name in _NAMES.items() if name == worst)
-    if seen[channel]["now"] > 1.5 * seen[channel]["tail"]["first"]:
-        return "it is growing: use smaller or automatic steps"
-    return "use more rounds, or larger or automatic steps"
+        return f"converged: {facts}" if converged else facts
+    advice = "use more rounds, or larger or automatic steps"
+    return f"not converged: {facts}; {'use smaller or automatic steps' if growing else advice}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
-def _added(seen: Seen, found: Found, tail: bool) -> Json:
-    """Return what was seen with one round more."""
-    settled = seen.get("settled", False)
-    seen = {**seen, **{name: _with(seen.get(name), *one, tail) for name, one in found.items()}}
-    near = all(
-        seen[name]["now"] <= _SETTLED * seen[name]["largest"] for name in "yv" if name in seen
-    )
-    if near and not settled and "x" in seen:
-        seen["x"] = {**seen["x"], "largest": seen["x"]["now"]}
-    return {**seen, "settled": settled or near}
-
-
-def _with(one: Json | None, norm: float, places: np.ndarray, tail: bool) -> Json:
+def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json:
     """Return what was seen of a channel, with one norm more."""
-    one = one or {"largest": 0.0, "tail": None}
-    end = one["tail"] if tail else None
-    if tail and end is None:
-        end = {"count": 1, "square": norm**2, "first": norm, "likeness": 0.0, "power": 0.0}
-    elif end is not None:
-        end = {
-            "count": end["count"] + 1,
-            "square": end["square"] + norm**2,
-            "first": end["first"],
-            "likeness": end["likeness"] + float(places @ np.asarray(one["places"])),
-            "power": end["power"] + float(places @ places),
-        }
-    largest = max(one["largest"], norm)
-    return {"now": norm, "largest": largest, "tail": end, "places": places.tolist()}
-
-
-def _residual(one: Json) -> float:
-    """Return the norm at the end of a run, less what is noise, relative to the largest.
-
-    Noise differs from one sum to the next, and drift does not: of the squared norm, the share that
-    is not noise is the mean of <sum, previous sum>.
-    """
-    end = one["tail"]
-    if not one["largest"]:
-        return 0.0
-    share = min(1.0, abs(end["likeness"]) / end["power"]) if end["power"] else 1.0
-    return math.sqrt(end["square"] / end["count"] * share) / one["largest"]
+    parts = [list(numbers) for numbers in one["parts"]] if one else []
+    before = np.asarray(one["places"]) if one else np.zeros_like(places)
+    if not parts or one is None or one["part"] != part:
+        parts.append([0, 0.0, 0.0, 0.0])
+    new = [1, norm**2, float(places @ before), float(places @ places) if one else 0.0]
+    parts[-1] = [old + more for old, more in zip(parts[-1], new, strict=True)]
+    return {"part": part, "parts": parts, "places": places.tolist()}
 
 
 @jax.jit
