@@ -26,7 +26,7 @@ def press():
 
 def test_a_signal_waits_for_the_end_of_the_block():
     done = []
-    with pytest.raises(KeyboardInterrupt), held_back():
+    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
         press()
         done.append("held back")
     assert done == ["held back"]
@@ -49,7 +49,7 @@ def test_after_an_interruption_nothing_else_is_raised():
 
 
 def test_an_error_is_not_hidden():
-    with pytest.raises(ValueError, match="other"), held_back() as interrupts:
+    with pytest.raises(ValueError, match="other"), held_back() as interrupts:  # noqa: PT012
         with interrupts.allowed():
             pass
         raise ValueError("other")
@@ -60,7 +60,7 @@ def test_blocks_within_blocks():
         with outer.allowed(), held_back() as inner:
             assert inner is outer
             assert not inner.open
-        with pytest.raises(KeyboardInterrupt), outer.allowed():
+        with pytest.raises(KeyboardInterrupt), outer.allowed():  # noqa: PT012
             with held_back():
                 press()
             pytest.fail("it raises when the inner block ends")

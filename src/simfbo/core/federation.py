@@ -43,6 +43,8 @@ class Algorithm(NamedTuple):
         client_steps: every client step that `round` hands to the federation.
         known_violations: laws of `simfbo.checks` that it breaks by construction, each with the
             reason.
+        settings: what it was built with, by name. A run is resumed only with the same numbers
+            (`simfbo.algorithms.with_settings` fills this in).
     """
 
     name: str
@@ -50,6 +52,7 @@ class Algorithm(NamedTuple):
     round: Callable[[Any, "Federation", jax.Array], Any]
     client_steps: tuple[ClientStep, ...]
     known_violations: Mapping[str, str] = {}
+    settings: Mapping[str, Any] = {}
 
 
 class Federation(Protocol):

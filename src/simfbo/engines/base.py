@@ -90,6 +90,17 @@ class Engine(ABC):
         """Return the clients' weights p_i."""
         return self.data.p
 
+    @property
+    def data_digest(self) -> str | None:
+        """Return a digest of the clients' data; None where the data is elsewhere."""
+        return self.data.digest
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what a run depends on besides data and algorithm, by name."""
+        names = "sampler", "local_work", "gate", "aggregators", "absence"
+        return {name: getattr(self, name) for name in names}
+
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
         key = secret_key() if self.secret else key

@@ -17,6 +17,7 @@ from simfbo.runs import checkpoint
 from simfbo.runs.checkpoint import Checkpoint, DamagedError
 from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import FILE, History, Writer
+from simfbo.runs.inputs import require_same
 from simfbo.runs.lines import plain
 from simfbo.runs.repair import Repaired, repair
 
@@ -119,7 +120,7 @@ class RunLog:
                 f"{FILE} in {self._directory} is damaged and there is no checkpoint: start again "
                 "in another folder."
             ) from None
-        require_same(self.history.header, started.header)
+        require_same(self.history.header, started.header, self._directory)
         if (started.end or {}).get("status") in ("finished", "diverged"):
             raise UserError(
                 f"The run in {self._directory} has ended and its checkpoints are missing: start "
@@ -201,7 +202,7 @@ class RunLog:
 
         def read(found: Checkpoint) -> tuple[Progress, Repaired]:
             manifest = found.manifest
-            require_same(self.history.header, manifest["header"])
+            require_same(self.history.header, manifest["header"], self._directory)
             if manifest["key"] != self._key():
                 raise UserError(
                     "The run was started with another jax_default_prng_impl: set it to that value."
@@ -223,21 +224,3 @@ def _prefix(data: bytes, manifest: Json) -> Repaired:
     if hashlib.sha256(part).hexdigest() != manifest["history"]:
         raise DamagedError(f"its part of {FILE} has changed")
     return Repaired(part)
-
-
-def require_same(wanted: Json, found: Json) -> None:
-    """Raise unless both headers describe the same run; warn if versions differ."""
-    for key in ("algorithm", "rounds", "every", "seed", "config"):
-        if wanted[key] != found.get(key):
-            raise UserError(
-                f"The run was started with different settings ({key}): resume it with the same "
-                "ones, or choose another folder."
-            )
-    before = found.get("versions") or {}
-    changed = [name for name, v in wanted["versions"].items() if before.get(name) != v]
-    if changed:
-        warnings.warn(
-            f"The run was started with another version of {', '.join(changed)}: from here on, "
-            "results may differ in the last digits.",
-            stacklevel=2,
-        )

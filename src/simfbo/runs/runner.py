@@ -18,6 +18,7 @@ from simfbo.core.problem import PyTree
 from simfbo.errors import TooFewReplies, UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
+from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.run_log import Progress, RunLog
 
@@ -65,7 +66,8 @@ def run(
         every: iterations between evaluations; the start and the last iteration are always
             evaluated.
         directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
-        config: stored in the history's header; a run is resumed with the same one only.
+        config: stored in the history's header; a run is resumed with the same one only, and with
+            the same data and numbers in algorithm and federation.
         about: stored in the header too, for whoever reads the history.
         on_round: called after every iteration with its number and its record, which is None if the
             iteration was not evaluated.
@@ -97,7 +99,7 @@ def run(
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}.")
     first_state = algorithm.init(x0, y0)
-    header = {
+    header: Json = {
         "algorithm": algorithm.name,
         "rounds": rounds,
         "every": every,
@@ -109,6 +111,7 @@ def run(
     folder = None if directory is None else Path(directory)
     if folder is not None:
         _require_arrays(algorithm.name, first_state)
+        header["inputs"] = inputs_of(algorithm, federation)
     log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
     limits = explosion * np.maximum(1.0, _norms(_variables(first.state)))
