@@ -45,6 +45,11 @@ def nothing(folder):
     pass
 
 
+def killed(folder):
+    with pytest.raises(Stop):
+        go(folder, Stop)
+
+
 def damage(file):
     file.write_bytes(b"?" + file.read_bytes()[1:])
 
@@ -56,7 +61,7 @@ def fill(folder):
 BEFORE = {
     "new": nothing,
     "finished": go,
-    "killed": lambda folder: pytest.raises(Stop, go, folder, Stop),
+    "killed": killed,
     "damaged history": lambda folder: (go(folder), damage(folder / FILE)),
     "damaged checkpoint": lambda folder: (
         go(folder), [damage(file) for file in checkpoint.files(folder)]
