@@ -19,7 +19,7 @@ from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed, momentum
 from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import BilevelProblem
-from simfbo.core.sampling import drop_out, without_replacement
+from simfbo.core.sampling import without_replacement
 from simfbo.errors import UserError
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.runner import run
@@ -112,7 +112,6 @@ def test_other_numbers_of_the_algorithm(tmp_path, then, now, sentence):
         ({"local_work": constant(1, momentum(0.5))}, "local_work.rule.momentum 0.0, now 0.5"),
         ({"gate": Gate(max_norm=3.0)}, "gate.max_norm None, now 3.0"),
         ({"aggregators": Point(y=trimmed_mean(0.2))}, "aggregators.y None, now"),
-        ({"absence": drop_out(0.5)}, "absence None, now absent, absence.rate nothing, now 0.5"),
     ],
 )
 def test_other_numbers_of_the_federation(tmp_path, options, sentence):

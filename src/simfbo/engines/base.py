@@ -97,9 +97,13 @@ class Engine(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what a run depends on besides data and algorithm, by name."""
-        names = "sampler", "local_work", "gate", "aggregators", "absence"
-        return {name: getattr(self, name) for name in names}
+        """Return what a run depends on besides data and algorithm, by name.
+
+        Not who is absent and how many must reply: a run that was starved goes on with others.
+        """
+        gate = self.gate._replace(min_replies=1)
+        return {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
+                "aggregators": self.aggregators}  # fmt: skip
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
