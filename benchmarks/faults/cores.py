@@ -60,7 +60,7 @@ def _digest(run: Path) -> str:
         hashed.update(name.encode() + array.tobytes())
     for line in (run / FILE).read_text().splitlines()[1:]:
         record = json.loads(line)
-        record = {k: v for k, v in record.items() if k not in ("seconds", "cpu_seconds")}
+        record = {k: v for k, v in record.items() if k not in ("seconds", "cpu_seconds", "crc32")}
         hashed.update(json.dumps(record).encode())
     return hashed.hexdigest()[:12]
 

@@ -201,13 +201,17 @@ def test_interrupted(simfbo, monkeypatch):
     monkeypatch.setattr("simfbo.experiments.theory.compute", stop)
     assert simfbo("reproduce", "speedup", "--quick", "--quiet")[0] == 130
     assert json.loads(file.read_text()) == {**asked, "names": ["mnist-iid", "speedup"]}
-    for wrong in (5, [3], [], ["all"]):
+    for wrong in (["all"], ["../../mnist-iid"]):
         file.write_text(json.dumps({**asked, "names": wrong}))
         code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
         assert (code, err) == (2, f"simfbo: {file} names no experiments: delete it.\n")
-    file.write_text(json.dumps({**asked, "quick": "maybe"}))
-    code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
-    assert (code, err) == (2, f"simfbo: 'quick' and 'tune' in {file} must be true or false.\n")
+    for wrong in ({"names": 5}, {"names": [3]}, {"names": []}, {"quick": "maybe"}):
+        file.write_text(json.dumps({**asked, **wrong}))
+        code, _, err = simfbo("reproduce", "--resume", "runs/reproduce-quick")
+        sentence = (
+            "runs/reproduce-quick was not written by `simfbo reproduce`: give another folder."
+        )
+        assert (code, err) == (2, f"simfbo: {sentence}\n")
     other = Path("other/mnist-iid/results/a-seed0.jsonl")
     other.parent.mkdir(parents=True)
     other.write_text('{"kind": "header"}\n')

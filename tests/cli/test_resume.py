@@ -81,22 +81,31 @@ def test_what_follows_a_run_is_made_up_for(simfbo):
 
 
 @pytest.mark.parametrize("harm", [(b'"config"', b'"konfig"'), (b'"clients": 3', b'"clients": "x"')])
-@pytest.mark.filterwarnings("ignore:.*cannot be used")
-def test_a_spoilt_header_is_one_sentence(simfbo, harm):
+@pytest.mark.filterwarnings("default:.*damaged")
+def test_a_spoilt_header_is_made_up_for_or_one_sentence(simfbo, harm):
     simfbo(*RUN, "--output", "it")
+    before = np.load("it/variables.npz")["['x']"]
     file = Path("it/history.jsonl")
     data = file.read_bytes()
     assert harm[0] in data
     lines = data.replace(*harm).splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-1]))
+    code, out, err = simfbo("report", "it")
+    assert (code, err) == (0, f"simfbo: {file} is damaged: what cannot be read is left out.\n")
     code, out, err = simfbo("run", "--resume", "it", "--quiet")
-    assert (code, out.strip()) == (2, "")
-    assert err.splitlines()[-1].startswith("simfbo: No checkpoint in it can be used")
+    assert (code, err) == (
+        0, f"simfbo: {file} was damaged: nothing is lost. The run continues from round 3; the "
+        "damaged file is kept as history.jsonl.damaged.\n"
+    )  # fmt: skip
+    assert "finished after 3 of 3 iterations." in out
+    np.testing.assert_array_equal(np.load("it/variables.npz")["['x']"], before)
+    file.write_bytes(b"".join(lines[:-1]))
     for checkpoint in Path("it").glob("checkpoint-*"):
         checkpoint.unlink()
-    code, out, err = simfbo("run", "--resume", "it", "--quiet")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("simfbo: 'task")
+    for command in (("run", "--resume", "it"), ("report", "it")):
+        code, out, err = simfbo(*command)
+        sentence = f"{file} is not a history of simfbo: its first line is not a header."
+        assert (code, out, err) == (2, "", f"simfbo: {sentence}\n")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"study": "compare"}', "\0"])

@@ -197,6 +197,23 @@ def test_what_a_worker_reports(tmp_path, monkeypatch):
     assert results(good, tmp_path / "stopped") == ([], False)
 
 
+def test_a_worker_never_sees_ctrl_c(monkeypatch):
+    """Not even while it starts: it inherits that the signal is blocked."""
+    seen = []
+
+    class Process:
+        def __init__(self, **given):
+            pass
+
+        def start(self):
+            seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    monkeypatch.setattr(sweep._SPAWN, "Process", Process, raising=False)
+    sweep._started_worker(None, None, None)
+    assert seen == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_errors_travel_between_processes():
     for error in (UserError("Stop."), ResumableError("Full disk: make room and", "it")):
         again = pickle.loads(pickle.dumps(error))

@@ -65,8 +65,12 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, c
 
 
 def test_a_system_that_cannot_sync_folders_writes_all_the_same(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise PermissionError(13, "Permission denied")
+    plain = os.open
+
+    def refuse(path, *arguments):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied")
+        return plain(path, *arguments)
 
     monkeypatch.setattr(os, "open", refuse)
     write_atomic(tmp_path / "a", b"new")

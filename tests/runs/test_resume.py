@@ -28,7 +28,7 @@ from simfbo.tasks._quadratic import quadratic
 TASK = quadratic(clients=6, dim_x=2, dim_y=3, samples=4, noise=0.3, batch_size=2, seed=4)
 STEPS = Point(x=0.05, y=0.1, v=0.1)
 HEAVY = simfbo(TASK.problem, STEPS, Point(*[optax.sgd(0.05, momentum=0.9)] * 3), radius=0.4)
-CLOCKS = ("seconds", "cpu_seconds")
+CLOCKS = ("seconds", "cpu_seconds", "crc32")
 
 
 class Stop(BaseException):
@@ -149,10 +149,9 @@ def test_torn_last_line(whole, tmp_path):
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize(
-    "harm", ["checkpoint", "history cut", "history line", "history digit", "no header"]
-)
+@pytest.mark.parametrize("harm", ["checkpoint", "history cut", "history line", "history digit"])
 def test_damage_falls_back_to_the_previous_checkpoint(whole, tmp_path, harm):
+    """Where that one's history is whole, nothing at all is lost."""
     history, directory = whole
     with pytest.raises(Stop):
         go(tmp_path, kill=9)
@@ -166,16 +165,9 @@ def test_damage_falls_back_to_the_previous_checkpoint(whole, tmp_path, harm):
     elif harm == "history line":
         last = data.rindex(b'{"kind"')
         book.write_bytes(data[:last] + data[last:].replace(b"{", b"<"))
-    elif harm == "history digit":
+    else:
         last = data.rindex(b"0.")
         book.write_bytes(data[:last] + b"7." + data[last + 2 :])
-    else:
-        book.write_bytes(b"?" + data[1:])
-    if harm == "no header":
-        why = "its part of history.jsonl has changed"
-        with pytest.warns(UserWarning, match=why), pytest.raises(UserError, match="No checkpoint"):
-            go(tmp_path, resume=True)
-        return
     with pytest.warns(UserWarning, match=re.escape(f"{file} cannot be used")):
         again = go(tmp_path, resume=True)
     assert_same_state(again, history)
@@ -240,7 +232,7 @@ def _maybe_stop(state, stop):
 def test_the_clocks_continue(tmp_path):
     with pytest.raises(Stop):
         go(tmp_path, kill=8)
-    before = History.load(tmp_path).records[-1]
+    before = load(files(tmp_path)[0]).manifest
     after = go(tmp_path, resume=True).records[-1]
     assert after["seconds"] > before["seconds"]
     assert after["cpu_seconds"] > before["cpu_seconds"]

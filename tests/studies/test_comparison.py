@@ -79,7 +79,8 @@ def test_plan_without_a_file_takes_names_of_algorithms():
         ({"a": 1}, "'methods.a' must be a table of settings, got 1."),
         (
             {"../a": {}},
-            "'../a' names a folder: use at most 60 letters, digits, '.', '-' and '_'.",
+            "'../a' names a folder: use at most 60 letters, digits, '.', '-' and '_', with a "
+            "letter or digit first and last.",
         ),
         ({"a": {"seed": 1}}, "'methods.a.seed' cannot be set: all methods share the seed."),
         (

@@ -2,7 +2,7 @@
 
 from simfbo.algorithms._aggitd import aggitd
 from simfbo.algorithms._auto_steps import Plan, auto_steps
-from simfbo.algorithms._common import once_per_problem
+from simfbo.algorithms._common import once_per_problem, with_settings
 from simfbo.algorithms._fedavg import fedavg
 from simfbo.algorithms._fedbio import fedbio
 from simfbo.algorithms._fedmbo import fedmbo
@@ -25,4 +25,5 @@ __all__ = [
     "once_per_problem",
     "shrofbo",
     "simfbo",
+    "with_settings",
 ]

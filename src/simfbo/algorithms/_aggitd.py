@@ -16,12 +16,14 @@ from simfbo.algorithms._common import (
     require_counts,
     scale,
     start,
+    with_settings,
 )
 from simfbo.algorithms._fednest import local_drifts
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_upper_x, mixed
 
 
+@with_settings
 def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: int = 5) -> Algorithm:
     """FBO-AggITD, which solves the linear system while it updates y.
 

@@ -234,7 +234,8 @@ def auto_steps(
         return state._replace(pull=_host(size), pace=_host([_START * most, most]))
 
     client_steps = (*tools, hypergradient, *like.client_steps)
-    return like._replace(init=init, round=round, client_steps=client_steps)
+    settings = {**like.settings, "rounds": rounds}
+    return like._replace(init=init, round=round, client_steps=client_steps, settings=settings)
 
 
 def most_probes(rounds: int) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from simfbo.core import trees
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Algorithm, Client, ClientStep
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.local_work import sgd
 from simfbo.core.problem import (
@@ -57,6 +57,19 @@ def once_per_problem(build: Callable[P, R]) -> Callable[P, R]:
             if "unhashable" not in str(error):
                 raise
             return build(*args, **kwargs)
+
+    return built
+
+
+def with_settings(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+    """Let an algorithm remember what it was built with: a run is resumed with the same only."""
+    form = signature(factory)
+
+    @wraps(factory)
+    def built(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+        bound = form.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return factory(*args, **kwargs)._replace(settings=bound.arguments)
 
     return built
 

@@ -10,7 +10,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import Rule, local_steps, once_per_problem, server_step
+from simfbo.algorithms._common import (
+    Rule,
+    local_steps,
+    once_per_problem,
+    server_step,
+    with_settings,
+)
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y
 
@@ -23,6 +29,7 @@ class AvgState(NamedTuple):
     server: PyTree
 
 
+@with_settings
 def fedavg(
     problem: BilevelProblem,
     local: float,

@@ -14,12 +14,14 @@ from simfbo.algorithms._common import (
     project,
     require_plain,
     start,
+    with_settings,
 )
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 
 
+@with_settings
 def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = None) -> Algorithm:
     """FedBiO; its authors let every client take part in every round.
 

@@ -19,6 +19,7 @@ from simfbo.algorithms._common import (
     require_counts,
     scale,
     start,
+    with_settings,
 )
 from simfbo.core.federation import Algorithm, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
@@ -26,6 +27,7 @@ from simfbo.core.ledger import PerClient
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 
 
+@with_settings
 def fedmbo(
     problem: BilevelProblem,
     steps: Point[float],

@@ -23,6 +23,7 @@ from simfbo.algorithms._common import (
     require_counts,
     scale,
     start,
+    with_settings,
 )
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
@@ -35,6 +36,7 @@ Keys = Iterator[jax.Array]
 Series = Callable[[PyTree, PyTree, Federation, Cohort, Keys], PyTree]
 
 
+@with_settings
 def fednest(
     problem: BilevelProblem,
     steps: Point[float],

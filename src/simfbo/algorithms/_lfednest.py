@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import add, descend, once_per_problem, require_counts
+from simfbo.algorithms._common import add, descend, once_per_problem, require_counts, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import (
@@ -33,6 +33,7 @@ class State(NamedTuple):
     y: PyTree
 
 
+@with_settings
 def lfednest(
     problem: BilevelProblem, steps: Point[float], lower_rounds: int = 1, neumann_terms: int = 5
 ) -> Algorithm:

@@ -16,6 +16,7 @@ from simfbo.algorithms._common import (
     local_steps,
     once_per_problem,
     server_side,
+    with_settings,
 )
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
@@ -44,6 +45,7 @@ class MemState(NamedTuple):
         return self.base.v
 
 
+@with_settings
 def memfbo(
     problem: BilevelProblem,
     local: Point[float],

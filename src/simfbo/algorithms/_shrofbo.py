@@ -20,6 +20,7 @@ from simfbo.algorithms._common import (
     once_per_problem,
     scale,
     server_side,
+    with_settings,
 )
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
@@ -55,6 +56,7 @@ class ShroState(NamedTuple):
         return self.base.projected
 
 
+@with_settings
 def shrofbo(
     problem: BilevelProblem,
     local: Point[float],

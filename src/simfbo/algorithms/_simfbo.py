@@ -15,11 +15,13 @@ from simfbo.algorithms._common import (
     local_steps,
     once_per_problem,
     server_side,
+    with_settings,
 )
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 
 
+@with_settings
 def simfbo(
     problem: BilevelProblem,
     local: Point[float],

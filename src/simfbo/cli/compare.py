@@ -3,14 +3,19 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, interrupted, new_folder, print_table, progress_bar, workers
+from simfbo.cli.console import OUT, new_folder, print_table, progress_bar, resumable, workers
 from simfbo.config.catalogue import METHODS
 from simfbo.config.files import read
 from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
+
+if TYPE_CHECKING:
+    from simfbo.runs.history import History
+    from simfbo.studies.sweep import Job
 
 HELP = "run several methods and seeds on one task"
 
@@ -70,26 +75,48 @@ def compare(
     data_dir: Path | None,
 ) -> int:
     """Run all methods with all seeds; write and print table and figures."""
-    from simfbo.runs.report import metrics
-    from simfbo.studies import comparison, figures, folder, tables
-    from simfbo.studies.sweep import refuse_other_settings, sweep
+    from simfbo.studies import comparison, folder
+    from simfbo.studies.sweep import refuse_other_settings
 
     directory = output or new_folder("compare", next(iter(methods.values())))
     runs = comparison.jobs(methods, seeds, directory)
     refuse_other_settings(runs)
-    folder.save_comparison(directory, methods, seeds, targets, metric)
-    OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+    with resumable(directory / folder.STUDY, "compare"):
+        folder.save_comparison(directory, methods, seeds, targets, metric)
+        OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+        histories = _swept(runs, workers(jobs), data_dir, quiet)
+        groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
+        _show(groups, methods, targets, metric, directory)
+    return 0
+
+
+def _swept(
+    runs: "Sequence[Job]", side_by_side: int, data_dir: Path | None, quiet: bool
+) -> "list[History]":
+    """Run all of them, with a progress bar."""
+    from simfbo.studies.sweep import sweep
+
     with progress_bar(quiet) as progress:
         bar = progress.add_task(f"{len(runs)} runs, iterations", total=None)
 
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        try:
-            histories = sweep(runs, workers(jobs), data_dir, show)
-        except KeyboardInterrupt:
-            raise interrupted(directory, "compare") from None
-    groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
+        return sweep(runs, side_by_side, data_dir, show)
+
+
+def _show(
+    groups: "Mapping[str, list[History]]",
+    methods: Mapping[str, RunConfig],
+    targets: Sequence[float],
+    metric: str | None,
+    directory: Path,
+) -> None:
+    """Write and print table and figures."""
+    from simfbo.runs.report import metrics
+    from simfbo.studies import figures, tables
+
+    histories = [history for group in groups.values() for history in group]
     metric = metric or metrics(histories[0])[0]
     for history in histories:
         history.column(metric)  # raises if there is no such metric
@@ -98,7 +125,6 @@ def compare(
     figures.save(groups, metric, rows, directory, looks)
     print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
-    return 0
 
 
 def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:

@@ -10,25 +10,60 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from simfbo.errors import ResumableError, UserError, missing, plain
+from simfbo.runs.interrupts import SIGNALS, Interrupts, install
 
 _COMMANDS = ("run", "compare", "tune", "reproduce", "cost", "check", "data", "report", "flower")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted.
+
+    Args:
+        arguments: those of the process by default, which then is about to end: signals that come
+            later are ignored.
+    """
+    interrupts, restore = Interrupts(_end_at_once), None
+    try:
+        restore = _take_signals(interrupts)
+        code = _call(sys.argv[1:] if arguments is None else list(arguments))
+        interrupts.open = False
+    except KeyboardInterrupt as stop:
+        interrupts.open = False
+        print(f"simfbo: {str(stop) or 'interrupted.'}", file=sys.stderr)
+        code = 130
+    finally:
+        interrupts.open = False
+        if restore is not None and arguments is not None:
+            restore()
+    return code
+
+
+def _take_signals(interrupts: Interrupts) -> Callable[[], None] | None:
+    """Let a terminated command end as one does after Ctrl-C, unless that is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a background shell
+    return install(interrupts, *SIGNALS[ignored:])
+
+
+def _end_at_once() -> NoReturn:
+    """End the process; files are written so that this can harm none."""
+    os.write(2, b"simfbo: ended at once. Resume from the last checkpoint with --resume.\n")
+    os._exit(130)
+
+
+def _call(words: Sequence[str]) -> int:
+    """Run a command; print what went wrong, and return the exit code."""
     _show_warnings_as_sentences()
     # One pool size on every machine, so that results do not depend on its cores: as many as the
     # engine has lanes. Read by XLA when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a terminated run saves too
     try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
         # A command's own module is enough for it; help needs all of them.
         parser = build_parser([name for name in words[:1] if name in _COMMANDS] or _COMMANDS)
         options = parser.parse_args(words)
@@ -42,11 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"simfbo: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as stop:
-        print(f"simfbo: {str(stop) or 'interrupted.'}", file=sys.stderr)
-        return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 0
     except Exception as error:
         if os.environ.get("SIMFBO_TRACEBACK"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, interrupted, print_table, progress_bar, workers
+from simfbo.cli.console import OUT, print_table, progress_bar, resumable, workers
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import NAMES, Experiment, Part, chosen, load
 from simfbo.runs.files import Json
@@ -86,19 +86,17 @@ def reproduce(
     wanted = _wanted(names, folder, quick, tune)
     for experiment in experiments if not tune else ():
         _refuse_other_results(experiment, folder / experiment.name)
-    study.save(folder, "reproduce", wanted)
-    OUT.print(f"Into {folder}", markup=False)
-    try:
+    with resumable(folder / study.STUDY, "reproduce"):
+        study.save(folder, "reproduce", wanted)
+        OUT.print(f"Into {folder}", markup=False)
         for i, experiment in enumerate(experiments):
             minutes = sum(later.minutes for later in experiments[i:])
             place = f"{i + 1} of {len(names)}"
             OUT.print(f"\n{experiment.title} ({place}): {experiment.claim}", markup=False)
             OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
             _reproduce(experiment, folder, place, resources, quiet)
-    except KeyboardInterrupt:
-        raise interrupted(folder, "reproduce") from None
-    if summary.write(folder, quick):
-        OUT.print(f"Summary table: {folder / 'summary.md'}", markup=False)
+        if summary.write(folder, quick):
+            OUT.print(f"Summary table: {folder / 'summary.md'}", markup=False)
     return 0
 
 
@@ -114,11 +112,8 @@ def _begun(folder: Path) -> Json:
     from simfbo.studies import folder as study
 
     begun = study.load(folder, "reproduce")
-    names = begun["names"]
-    if not isinstance(names, list) or not names or not all(name in NAMES for name in names):
+    if not all(name in NAMES for name in begun["names"]):
         raise UserError(f"{folder / study.STUDY} names no experiments: delete it.")
-    if not all(isinstance(begun[key], bool) for key in ("quick", "tune")):
-        raise UserError(f"'quick' and 'tune' in {folder / study.STUDY} must be true or false.")
     return begun
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, new_folder, progress_bar
+from simfbo.cli.console import OUT, new_folder, progress_bar, resumable
 from simfbo.config.catalogue import METHODS
 from simfbo.config.run import RunConfig, checked
 from simfbo.config.tasks import (
@@ -18,7 +18,7 @@ from simfbo.config.tasks import (
 )
 from simfbo.errors import MissingExtra, UserError
 from simfbo.runs.files import Json, write_atomic
-from simfbo.runs.history import History
+from simfbo.runs.history import FILE, History
 
 if TYPE_CHECKING:
     from simfbo.config.build import Built
@@ -100,16 +100,17 @@ def train(
     keep_compilations()
     built = build(config, build_task(config, data_dir))
     _warn_of_unequal_work(built)
-    history = _watch(built, directory, quiet, resume, checkpoint_seconds)
-    save_variables(directory / "variables.npz", history.state.x, history.state.y)
-    files = "History" if not _drawn(history, directory) else "Figure, page, history"
-    text = report.summary(history)
-    finished = (history.end or {}).get("status") == "finished"
-    if finished and baselines and built.task.baselines:
-        text += "\n" + _baselines(built, history, directory, quiet)
-    write_atomic(directory / "summary.txt", text + "\n")
-    OUT.print(f"{text}\n{files} and variables are in {directory}", markup=False)
-    return _exit_code(history, directory)
+    with resumable(directory / FILE, "run"):
+        history = _watch(built, directory, quiet, resume, checkpoint_seconds)
+        save_variables(directory / "variables.npz", history.state.x, history.state.y)
+        files = "History" if not _drawn(history, directory) else "Figure, page, history"
+        text = report.summary(history)
+        finished = (history.end or {}).get("status") == "finished"
+        if finished and baselines and built.task.baselines:
+            text += "\n" + _baselines(built, history, directory, quiet)
+        write_atomic(directory / "summary.txt", text + "\n")
+        OUT.print(f"{text}\n{files} and variables are in {directory}", markup=False)
+        return _exit_code(history, directory)
 
 
 def _watch(
@@ -223,9 +224,9 @@ def _begun(directory: Path) -> History:
     """Return the history of a run; a checkpoint's copy of the header takes precedence."""
     from simfbo.runs import checkpoint
 
-    begun = History.load(directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will warn of damage
+        begun = History.load(directory)
         header = checkpoint.newest(directory, lambda found: found.manifest["header"])
     begun.header = begun.header if header is None else header
     return begun

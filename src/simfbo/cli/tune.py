@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, interrupted, new_folder, print_table, progress_bar, workers
+from simfbo.cli.console import OUT, new_folder, print_table, progress_bar, resumable, workers
 from simfbo.config.files import as_toml
 from simfbo.config.run import RunConfig, checked
 from simfbo.runs.files import Json
@@ -66,25 +66,23 @@ def tune(
     if space is not None:
         tuning.candidates(config, space, trials)  # a wrong range is refused before a folder exists
     directory = output or new_folder("tune", config, config.algorithm.name)
-    folder.save_search(directory, config, space, budget, trials, metric)
-    OUT.print(f"{trials} trials into {directory}", markup=False)
-    with progress_bar(quiet) as progress:
-        bar = progress.add_task("", total=None)
+    with resumable(directory / folder.STUDY, "tune"):
+        folder.save_search(directory, config, space, budget, trials, metric)
+        OUT.print(f"{trials} trials into {directory}", markup=False)
+        with progress_bar(quiet) as progress:
+            bar = progress.add_task("", total=None)
 
-        def show(stage: int, stages: int, done: int, total: int) -> None:
-            text = f"stage {stage + 1} of {stages}, iterations"
-            progress.update(bar, description=text, completed=done, total=total)
+            def show(stage: int, stages: int, done: int, total: int) -> None:
+                text = f"stage {stage + 1} of {stages}, iterations"
+                progress.update(bar, description=text, completed=done, total=total)
 
-        try:
             tuned = tuning.tune(
                 config, directory, budget=budget, trials=trials, space=space, metric=metric,
                 workers=workers(jobs), data_dir=data_dir, on_progress=show,
             )  # fmt: skip
-        except KeyboardInterrupt:
-            raise interrupted(directory, "tune") from None
-    print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
-    OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
-    OUT.print(as_toml(tuned.best), markup=False)
+        print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
+        OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
+        OUT.print(as_toml(tuned.best), markup=False)
     return 0
 
 

@@ -7,13 +7,14 @@ the same arrays.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core.describe import digest
 from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
 from simfbo.errors import UserError
 
@@ -107,6 +108,19 @@ class FederatedData:
     def client(self, i: Scalar) -> ClientData:
         """Return client i's data."""
         return ClientData(self.lower, self.upper, i)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 of samples, who holds which, weights, ids and batch sizes."""
+        lower, upper = self.lower, self.upper
+        shared = lower.samples is upper.samples
+        parts = [
+            jax.tree.leaves(lower.samples),
+            [] if shared else jax.tree.leaves(upper.samples),
+            *((part.rows, part.start, part.count, part.batch_size or 0) for part in (lower, upper)),
+            (self.p, self.ids),
+        ]
+        return digest(*(array for part in parts for array in part))
 
 
 def federate(

@@ -45,6 +45,8 @@ class Algorithm(NamedTuple):
             reason.
         residuals: the channels of a client step's sums that vanish at the solution, by its name, as
             in `{"simfbo_step": "xyv"}`; a run's verdict is drawn from them.
+        settings: what it was built with, by name. A run is resumed only with the same numbers
+            (`simfbo.algorithms.with_settings` fills this in).
     """
 
     name: str
@@ -53,6 +55,7 @@ class Algorithm(NamedTuple):
     client_steps: tuple[ClientStep, ...]
     known_violations: Mapping[str, str] = {}
     residuals: Mapping[str, str] = {}
+    settings: Mapping[str, Any] = {}
 
 
 class Federation(Protocol):

@@ -69,7 +69,8 @@ def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         view = View(federation, _private_sum(federation, steps, privacy), _refuse)
         return algorithm.round(state, view, key)
 
-    return algorithm._replace(round=round, client_steps=tuple(steps.values()))
+    settings = {**algorithm.settings, "privacy": privacy}
+    return algorithm._replace(round=round, client_steps=tuple(steps.values()), settings=settings)
 
 
 def epsilon(

@@ -90,6 +90,21 @@ class Engine(ABC):
         """Return the clients' weights p_i."""
         return self.data.p
 
+    @property
+    def data_digest(self) -> str | None:
+        """Return a digest of the clients' data; None where the data is elsewhere."""
+        return self.data.digest
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what a run depends on besides data and algorithm, by name.
+
+        Not who is absent and how many must reply: a run that was starved goes on with others.
+        """
+        gate = self.gate._replace(min_replies=1)
+        return {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
+                "aggregators": self.aggregators}  # fmt: skip
+
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
         key = secret_key() if self.secret else key

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from simfbo.errors import UserError
 from simfbo.runs.files import Json, make_folder, write_atomic
-from simfbo.runs.history import plain
+from simfbo.runs.lines import plain
 
 Cell = Json
 

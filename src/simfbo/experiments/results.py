@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import Part
-from simfbo.runs.files import make_folder
+from simfbo.runs.files import folder_names, make_folder
 from simfbo.runs.history import FILE, History
 from simfbo.studies.sweep import ENDED, Job, refuse_other_settings, sweep
 
@@ -73,8 +73,8 @@ def _jobs(part: Part, folder: Path) -> list[Job]:
 
 def place(folder: Path, part: Part, name: str, seed: int) -> Path:
     """Return where the history of a run is kept."""
-    prefix = f"{part.name}-" if part.name else ""
-    return folder / "results" / f"{prefix}{name}-seed{seed}.jsonl"
+    (named,) = folder_names([f"{part.name}-{name}" if part.name else name])
+    return folder / "results" / f"{named}-seed{seed}.jsonl"
 
 
 def _result(job: Job, folder: Path) -> Path:

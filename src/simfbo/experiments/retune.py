@@ -11,7 +11,7 @@ from simfbo.config.run import checked
 from simfbo.config.run import load as load_config
 from simfbo.experiments.experiment import Method, Part
 from simfbo.experiments.results import Resources
-from simfbo.runs.files import Json, make_folder, write_atomic
+from simfbo.runs.files import Json, folder_names, make_folder, write_atomic
 from simfbo.studies.tuning import Space, default_space, lookup, tune
 
 
@@ -26,7 +26,7 @@ def tuned(part: Part, rules: Json, folder: Path, resources: Resources) -> Part:
         name: _searched(name, method, rules, folder / "tuning", resources)
         if method.tuned
         else method
-        for name, method in part.methods.items()
+        for name, method in zip(folder_names(part.methods), part.methods.values(), strict=True)
     }
     return part._replace(methods=methods)
 

@@ -76,6 +76,11 @@ class DistributedFederation(Engine):
         self._known = {"x": plan.x0, "y": plan.y0}
         self._discovery = Discovery(transport, plan.clients, plan.timeout)
 
+    @property
+    def data_digest(self) -> str | None:
+        """Return None: nodes send no digests of data, which would let a server test guesses."""
+        return None
+
     def connect(self, p: Sequence[float] | None = None) -> list[float]:
         """Wait for the nodes; learn which clients they hold and, unless given, their weights.
 
@@ -95,6 +100,8 @@ class DistributedFederation(Engine):
             raise UserError(self._incomplete(missing))
         self._discovery.closed = True
         reported = [self._discovery.samples.get(i, 0) for i in range(self.n)]
+        if p is not None and self._plan.p is None:
+            _require_same_samples(reported, p)
         weights = next(one for one in (p, self._plan.p, reported) if one is not None)
         self.data = replace(self.data, p=checked_weights(weights, self.n))
         return list(map(float, weights))
@@ -246,6 +253,16 @@ class DistributedFederation(Engine):
             elif response.number in hellos:
                 self._discovery.register(hellos[response.number], response)
         return found
+
+
+def _require_same_samples(reported: Sequence[int], before: Sequence[float]) -> None:
+    """Raise if a client has another number of samples than when the run was started."""
+    for i, (now, then) in enumerate(zip(reported, before, strict=True)):
+        if now not in (0, then):
+            raise UserError(
+                f"Client {i} has {now} samples, and {then:g} when the run was started: resume it "
+                "with the same data, or start another run."
+            )
 
 
 def _explained(refusals: list[Refusal], request: Request, outcome: Outcome) -> list[Refusal]:

@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -68,25 +68,38 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Json) -> Path:
     return file
 
 
-def newest(directory: Path, read: Callable[[Checkpoint], T]) -> T | None:
-    """Return what `read` makes of the newest usable checkpoint; None if there is no checkpoint.
+def newest(directory: Path, *reads: Callable[[Checkpoint], T]) -> T | None:
+    """Return what can be made of the newest usable checkpoint; None if there is no checkpoint.
 
-    A damaged file, or one that `read` rejects with `DamagedError`, is skipped with a warning.
+    Args:
+        directory: where they are.
+        reads: functions of a checkpoint. The second one is used if the first can use none, and so
+            on. A damaged file, or one that a function rejects with `DamagedError`, is skipped with
+            a warning.
     """
-    found = files(directory)
-    for file in found:
-        try:
-            return read(load(file))
-        except DamagedError as error:
-            warnings.warn(
-                f"{file} cannot be used ({error}); trying the previous checkpoint.", stacklevel=2
-            )
+    found, skipped = files(directory), []
+    for read in reads if found else ():
+        skipped = []
+        for file in found:
+            try:
+                result = read(load(file))
+            except DamagedError as error:
+                skipped.append(f"{file} cannot be used ({error}); trying the previous checkpoint.")
+                continue
+            _warn(skipped)
+            return result
     if found:
+        _warn(skipped)
         raise UserError(
             f"No checkpoint in {directory} can be used: restore the folder from a backup, or start "
             "again in another folder."
         )
     return None
+
+
+def _warn(texts: Sequence[str]) -> None:
+    for text in texts:
+        warnings.warn(text, stacklevel=3)
 
 
 def files(directory: Path) -> list[Path]:

@@ -1,11 +1,15 @@
-"""Files on disk: the one atomic write, folders that can be written to, and locks."""
+"""Files on disk: the one atomic write, folders and their names, and locks."""
 
 import contextlib
 import os
+import re
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from simfbo.errors import UserError
+from simfbo.errors import UserError, plain
+from simfbo.runs.interrupts import held_back
 
 TEMPORARY = ".*.tmp"  # what a killed writer can leave behind
 
@@ -16,7 +20,7 @@ Json = dict[str, Any]  # an object of a JSON or TOML file
 def write_atomic(file: Path, data: bytes | str) -> None:
     """Replace a file in one step: whatever happens, the old content or the new one is there.
 
-    The data is on the disk when this returns. Text is written as UTF-8.
+    The data is on the disk when this returns. Text is written as UTF-8. Ctrl-C waits for it.
 
     Args:
         file: in an existing folder.
@@ -26,17 +30,23 @@ def write_atomic(file: Path, data: bytes | str) -> None:
         OSError: it could not be written; the old file is unchanged.
     """
     temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        with open(temporary, "wb") as out:
-            out.write(data.encode() if isinstance(data, str) else data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(file.parent)
+    with held_back():
+        try:
+            with open(temporary, "wb", opener=_no_link) as out:
+                out.write(data.encode() if isinstance(data, str) else data)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(temporary, file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(file.parent)
+
+
+def _no_link(file: str, flags: int) -> int:
+    """Open a file that is not a link, which could lead anywhere."""
+    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -58,6 +68,50 @@ def make_folder(path: Path) -> None:
         writable = False
     if not writable:
         raise UserError(f"Cannot write to the folder {path}: choose another one.")
+
+
+def folder_names(names: Iterable[str]) -> list[str]:
+    """Return names after a check that each can name a folder of its own, on any system.
+
+    Every name that becomes part of a path passes through here or through `as_folder_name`.
+
+    Example:
+        >>> folder_names(["fednest", "my.methods-mine"])
+        ['fednest', 'my.methods-mine']
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        if not re.fullmatch(r"\w[\w .-]{0,59}(?<![ .])", name) or len(name.encode()) > 200:
+            raise UserError(
+                f"'{plain(name)}' names a folder: use at most 60 letters, digits, '.', '-' and "
+                "'_', with a letter or digit first and last."
+            )
+        alike = found.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if alike != name:
+            raise UserError(
+                f"'{alike}' and '{name}' name the same folder on some systems: rename one of them."
+            )
+    return list(found.values())
+
+
+def as_folder_name(*parts: str) -> str:
+    """Make a name that can name a folder, of texts that may be anything.
+
+    Example:
+        >>> as_folder_name("my.methods:mine", "../digits")
+        'my.methods-mine-digits'
+    """
+    name = re.sub(r"[^\w.]+|\.\.+", "-", "-".join(parts)).encode()[:200].decode(errors="ignore")
+    return name.strip("-.") or "run"
+
+
+def require_no_way_out(folder: Path) -> None:
+    """Raise if a link within a folder leads out of it: what is written there would go elsewhere."""
+    root = folder.resolve()
+    for path, folders, files in os.walk(folder):
+        for link in (Path(path, name) for name in (*folders, *files)):
+            if link.is_symlink() and not link.resolve().is_relative_to(root):
+                raise UserError(f"{link} is a link that leads out of {folder}: remove it.")
 
 
 def lock(file: IO[bytes]) -> bool:

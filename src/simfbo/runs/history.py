@@ -2,22 +2,23 @@
 
 The first line is the header (configuration, versions, seed), followed by one line per evaluation
 and per refused reply, and an end line that says how the run ended. It is strict JSON: a number that
-is not finite is written as null and read as NaN.
+is not finite is written as null and read as NaN. Every line ends with its own checksum, so that a
+damaged one is noticed and left out.
 """
 
 import contextlib
-import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+import warnings
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from simfbo.errors import ResumableError, UserError, require
-from simfbo.runs.files import Json, lock, make_folder
+from simfbo.runs.files import Json, lock, make_folder, require_no_way_out, write_atomic
+from simfbo.runs.lines import as_line, read_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -53,20 +54,39 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
-        """Read the history in a run's folder or file; an incomplete last line is ignored."""
+        """Read the history in a run's folder or file.
+
+        An incomplete last line is ignored. Damaged lines are left out, with a warning; a damaged
+        header is replaced by a checkpoint's copy of it.
+        """
         file = Path(path) / FILE if Path(path).is_dir() else Path(path)
-        if not file.is_file():
+        data = file.read_bytes() if file.is_file() else b""
+        damaged, header = read_lines(data).damaged, None
+        if damaged or not data:
+            header = _header_of_a_checkpoint(file)
+        if header is None and not file.is_file():
             raise UserError(f"There is no run at {path}: pass the folder of a run.")
-        return cls.parse(file.read_bytes(), str(file))
+        history = cls.parse(data, str(file), header)
+        if damaged or not data:
+            warnings.warn(f"{file} is damaged: what cannot be read is left out.", stacklevel=2)
+        return history
 
     @classmethod
-    def parse(cls, data: bytes, name: str) -> "History":
-        """Return the history in a file's bytes; `name` is what messages call the file."""
-        lines = [line for line in map(_parse, data.splitlines()) if line]
-        if not lines or lines[0].pop("kind", None) != "header":
+    def parse(cls, data: bytes, name: str, header: Json | None = None) -> "History":
+        """Return the history in a file's bytes.
+
+        Args:
+            data: the bytes.
+            name: what messages call the file.
+            header: takes the place of the one in the file.
+        """
+        lines = read_lines(data).whole
+        first = lines[0] if lines and lines[0].get("kind") == "header" else None
+        if header is None and first is None:
             raise UserError(f"{name} is not a history of simfbo: its first line is not a header.")
-        history = cls(lines[0])
-        for line in lines[1:]:
+        begin = {key: value for key, value in (header or first or {}).items() if key != "kind"}
+        history = cls(begin)
+        for line in lines[0 if first is None else 1 :]:
             kind = line.pop("kind")
             if kind == "end":
                 history.end = line
@@ -105,15 +125,30 @@ class Writer:
         if directory is None:
             return
         make_folder(directory)
-        if not resume and (directory / FILE).exists():
+        if resume:
+            require_no_way_out(directory)
+        elif any(directory.glob(FILE)) or any(directory.glob("checkpoint-*.npz")):
             taken = f"{directory} already holds a run: choose another folder, or"
             raise ResumableError(taken, directory)
-        self._file = (directory / FILE).open("ab")
-        if not lock(self._file):
-            self._file.close()
+        self._open(directory / FILE)
+
+    def _open(self, path: Path) -> None:
+        """Open a file at its end, and lock it."""
+        file = path.open("ab")
+        if not lock(file):
+            file.close()
             raise UserError(
-                f"The run in {directory} is in progress in another process: wait until it ends."
+                f"The run in {path.parent} is in progress in another process: wait until it ends."
             )
+        self._file = file
+
+    def replace(self, data: bytes) -> None:
+        """Replace all of the file in one step."""
+        if self._file is not None:
+            old, path = self._file, Path(self._file.name)
+            write_atomic(path, data)
+            self._open(path)
+            old.close()
 
     def cut(self, size: int) -> None:
         """Truncate the file to its first `size` bytes."""
@@ -125,9 +160,9 @@ class Writer:
     def write(self, kind: str, *lines: Json) -> None:
         """Append lines of one kind and flush them."""
         if self._file is not None and lines:
-            text = "".join(json.dumps({"kind": kind, **plain(line)}) + "\n" for line in lines)
+            data = b"".join(as_line(kind, line) for line in lines)
             try:
-                self._file.write(text.encode())
+                self._file.write(data)
                 self._file.flush()
             except OSError as error:
                 file = Path(self._file.name)
@@ -151,15 +186,6 @@ class Writer:
                 self._file.close()
 
 
-def plain(values: Any) -> Any:
-    """Return values as strict JSON gives them back, with None for numbers that are not finite."""
-    if isinstance(values, Mapping):
-        return {str(key): plain(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [plain(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
-
-
 def versions() -> dict[str, str]:
     """Return the versions that a result may depend on."""
     found = {"python": platform.python_version()}
@@ -179,10 +205,13 @@ def _cores() -> int:
     return len(mine(0)) if mine else os.cpu_count() or 1
 
 
-def _parse(line: bytes) -> Json | None:
-    """Return one line of a history; None if it is damaged."""
-    try:
-        found = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+def _header_of_a_checkpoint(file: Path) -> Json | None:
+    """Return the header that the checkpoints beside a history hold; None if there are none."""
+    from simfbo.runs import checkpoint  # which brings JAX
+
+    if file.name != FILE or not checkpoint.files(file.parent):
         return None
-    return found if isinstance(found, dict) and "kind" in found else None
+    with warnings.catch_warnings(), contextlib.suppress(UserError):
+        warnings.simplefilter("ignore")
+        return checkpoint.newest(file.parent, lambda found: found.manifest["header"])
+    return None

@@ -16,8 +16,11 @@ from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.runs import checkpoint
 from simfbo.runs.checkpoint import Checkpoint, DamagedError
-from simfbo.runs.files import Json
-from simfbo.runs.history import FILE, History, Writer, plain
+from simfbo.runs.files import Json, write_atomic
+from simfbo.runs.history import FILE, History, Writer
+from simfbo.runs.inputs import require_same
+from simfbo.runs.lines import plain
+from simfbo.runs.repair import Repaired, repair
 
 
 class Progress(NamedTuple):
@@ -79,24 +82,50 @@ class RunLog:
             raise UserError("resume=True needs the run's folder: pass directory=...")
         self._writer = Writer(self._directory, resume=True)
         checkpoint.tidy(self._directory)
-        found = checkpoint.newest(self._directory, self._reader(first))
+        # A checkpoint whose history is whole comes first: then nothing is lost.
+        reads = self._reader(first, _prefix), self._reader(first, repair)
+        found = checkpoint.newest(self._directory, *reads)
         if found is None:
             self._require_same_start()
             self._writer.cut(0)
             return self._write_header(first)
-        progress, self.history = found
-        self._writer.cut(progress.written)
+        progress, part = found
+        self.history = History.parse(part.data, FILE)
         checkpoint.remove_after(self._directory, progress.round)
-        self._saved_round = progress.round
+        if part.lost is None:
+            self._writer.cut(progress.written)
+            self._saved_round = progress.round
+            return progress
+        return self._repair(progress._replace(written=len(part.data)), part)
+
+    def _repair(self, progress: Progress, part: Repaired) -> Progress:
+        """Replace a damaged history, and the checkpoint, which knows its digest."""
+        folder, damaged = Path(self._directory or ""), self._stored_history()
+        if damaged:
+            write_atomic(folder / f"{FILE}.damaged", damaged)
+        self._open.replace(part.data)
+        self.save(progress)
+        kept = f"; the damaged file is kept as {FILE}.damaged" if damaged else ""
+        warnings.warn(
+            f"{folder / FILE} was damaged: {part.lost}. The run continues from round "
+            f"{progress.round}{kept}.",
+            stacklevel=2,
+        )
         return progress
 
     def _require_same_start(self) -> None:
         """Raise unless a history without checkpoints is this run's own and may be overwritten."""
-        try:
-            started = History.parse(self._stored_history(), FILE)
-        except UserError:
+        stored = self._stored_history()
+        if b"\n" not in stored:
             return  # not even the header was written completely
-        require_same(self.history.header, started.header)
+        try:
+            started = History.parse(stored, FILE)
+        except UserError:
+            raise UserError(
+                f"{FILE} in {self._directory} is damaged and there is no checkpoint: start again "
+                "in another folder."
+            ) from None
+        require_same(self.history.header, started.header, self._directory)
         if (started.end or {}).get("status") in ("finished", "diverged"):
             raise UserError(
                 f"The run in {self._directory} has ended and its checkpoints are missing: start "
@@ -176,49 +205,33 @@ class RunLog:
         key = jax.random.key(self.history.header["seed"])
         return np.asarray(jax.random.key_data(key)).tolist()
 
-    def _reader(self, first: Progress) -> Callable[[Checkpoint], tuple[Progress, History]]:
+    def _reader(
+        self, first: Progress, history: Callable[[bytes, Json], Repaired]
+    ) -> Callable[[Checkpoint], tuple[Progress, Repaired]]:
         """Return a function that turns a checkpoint into the progress and its history."""
 
-        def read(found: Checkpoint) -> tuple[Progress, History]:
+        def read(found: Checkpoint) -> tuple[Progress, Repaired]:
             manifest = found.manifest
-            require_same(self.history.header, manifest["header"])
+            require_same(self.history.header, manifest["header"], self._directory)
             if manifest["key"] != self._key():
                 raise UserError(
                     "The run was started with another jax_default_prng_impl: set it to that value."
                 )
-            history = _prefix(self._stored_history(), manifest)
+            part = history(self._stored_history(), manifest)
             total, by_step = manifest["ledger"]["total"], manifest["ledger"]["by_step"]
             ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_step.items()})
             spent = manifest["seconds"], manifest["cpu_seconds"]
             state = checkpoint.restore(found.arrays, first.state)
             numbers = manifest["refused"], *spent, manifest["written"]
             numbers += manifest["sizes"], manifest["residuals"]
-            return Progress(manifest["round"], state, ledger, *numbers), history
+            return Progress(manifest["round"], state, ledger, *numbers), part
 
         return read
 
 
-def _prefix(data: bytes, manifest: Json) -> History:
+def _prefix(data: bytes, manifest: Json) -> Repaired:
     """Return the part of a history that belongs to a checkpoint, after verifying its digest."""
     part = data[: manifest["written"]]
     if hashlib.sha256(part).hexdigest() != manifest["history"]:
         raise DamagedError(f"its part of {FILE} has changed")
-    return History.parse(part, FILE)
-
-
-def require_same(wanted: Json, found: Json) -> None:
-    """Raise unless both headers describe the same run; warn if versions differ."""
-    for key in ("algorithm", "rounds", "every", "seed", "config"):
-        if wanted[key] != found.get(key):
-            raise UserError(
-                f"The run was started with different settings ({key}): resume it with the same "
-                "ones, or choose another folder."
-            )
-    before = found.get("versions") or {}
-    changed = [name for name, v in wanted["versions"].items() if before.get(name) != v]
-    if changed:
-        warnings.warn(
-            f"The run was started with another version of {', '.join(changed)}: from here on, "
-            "results may differ in the last digits.",
-            stacklevel=2,
-        )
+    return Repaired(part)

@@ -18,6 +18,8 @@ from simfbo.core.problem import PyTree
 from simfbo.errors import TooFewReplies, UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
+from simfbo.runs.inputs import inputs_of
+from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.run_log import Progress, RunLog
 from simfbo.runs.verdict import Residuals, verdict
 
@@ -65,7 +67,8 @@ def run(
         every: iterations between evaluations; the start and the last iteration are always
             evaluated.
         directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
-        config: stored in the history's header; a run is resumed with the same one only.
+        config: stored in the history's header; a run is resumed with the same one only, and with
+            the same data and numbers in algorithm and federation.
         about: stored in the header too, for whoever reads the history.
         on_round: called after every iteration with its number and its record, which is None if the
             iteration was not evaluated.
@@ -98,7 +101,7 @@ def run(
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}.")
     first_state = algorithm.init(x0, y0)
-    header = {
+    header: Json = {
         "algorithm": algorithm.name,
         "rounds": rounds,
         "every": every,
@@ -110,14 +113,14 @@ def run(
     folder = None if directory is None else Path(directory)
     if folder is not None:
         _require_arrays(algorithm.name, first_state)
+        header["inputs"] = inputs_of(algorithm, federation)
     log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
     residuals = Residuals(algorithm, federation, rounds)
     job = _Job(algorithm, federation, evaluate, on_round, rounds, every, log, residuals, explosion)
-    try:
-        return _iterate(job, log.resume(first) if resume else log.start(first), seed)
-    finally:
-        log.close()
+    with held_back() as interrupts, contextlib.closing(log):
+        begun = log.resume(first) if resume else log.start(first)
+        return _iterate(job, begun, seed, interrupts)
 
 
 def _require_arrays(name: str, state: PyTree) -> None:
@@ -150,17 +153,21 @@ class _Diverged(Exception):
     """A variable or metric diverged; carries the progress and the end of the history."""
 
 
-def _iterate(job: _Job, at: Progress, seed: int) -> History:
-    """Run the remaining iterations; return the history."""
+def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> History:
+    """Run the remaining iterations; return the history.
+
+    Only iterations and evaluations are interrupted, never a save.
+    """
     log, root, fold = job.log, jax.random.key(seed), jax.jit(jax.random.fold_in)
     job.federation.ledger.total = at.ledger.total
     job.federation.ledger.by_step = dict(at.ledger.by_step)
     _take_refusals(job, 0)  # those of an earlier run on the same federation
     try:
         for t in range(at.round + 1, job.rounds + 1):
-            at, record = _advance(job, at, t, fold(root, t))
-            if job.on_round is not None:
-                job.on_round(t, record)
+            with interrupts.allowed():
+                at, record = _advance(job, at, t, fold(root, t))
+                if job.on_round is not None:
+                    job.on_round(t, record)
             log.save_when_due(at)
         end: Json = {"status": "finished"}
         log.save(at)
@@ -169,17 +176,19 @@ def _iterate(job: _Job, at: Progress, seed: int) -> History:
         log.rewind(at)
         log.save(at)
         # A second Ctrl-C skips this last evaluation.
-        with contextlib.suppress(KeyboardInterrupt):
-            _add_last_record(job, at)
+        last: list[Json] = []
+        with contextlib.suppress(KeyboardInterrupt), interrupts.allowed():
+            last = _last_record(job, at)
+        log.add("record", *last)
     except TooFewReplies as error:
         end = _starved(error, at.round + 1)
         if end["status"] == "starved":
             log.save(at)
         log.add("refusal", *_take_refusals(job, at.round + 1))
-        _add_last_record(job, at)
+        log.add("record", *_last_record(job, at))
     except _Diverged as error:
         at, end = error.args
-        _add_last_record(job, at)
+        log.add("record", *_last_record(job, at))
     log.history.state = at.state
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 
@@ -227,11 +236,11 @@ def _take_refusals(job: _Job, t: int) -> list[Json]:
     return lines
 
 
-def _add_last_record(job: _Job, at: Progress) -> None:
-    """Evaluate the last completed iteration, unless that was done."""
+def _last_record(job: _Job, at: Progress) -> list[Json]:
+    """Evaluate the last completed iteration, unless that was done; return its record."""
     records = job.log.history.records
-    if at.round >= 0 and (not records or records[-1]["round"] < at.round):
-        job.log.add("record", _record(job, at))
+    done = at.round < 0 or (records and records[-1]["round"] >= at.round)
+    return [] if done else [_record(job, at)]
 
 
 def _record(job: _Job, at: Progress) -> Json:

@@ -4,7 +4,6 @@ Runs of one seed share data, partition and initial point, whatever the method: a
 from the task's settings and the seed alone.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from simfbo.config.catalogue import METHODS
 from simfbo.config.messages import dotted
 from simfbo.config.run import RunConfig, checked, copied
 from simfbo.errors import UserError, brief, plain
-from simfbo.runs.files import Json
+from simfbo.runs.files import Json, folder_names
 from simfbo.studies.sweep import Job
 
 _COMMON = ("task", "seed", "engine")  # what a method may not set for itself
@@ -48,8 +47,8 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
         raise UserError(f"Unknown method '{plain(unknown[0])}'. The file has {known}.")
     return {
         name: _method(name, shared, methods[name], overrides)
-        for name in (names or methods)
-    }  # fmt: skip
+        for name in folder_names(names or methods)
+    }
 
 
 def checked_seeds(found: Any) -> list[int]:
@@ -67,10 +66,6 @@ def checked_seeds(found: Any) -> list[int]:
 
 def _method(name: str, shared: Json, own: Any, overrides: Json) -> RunConfig:
     """Return the settings of one method."""
-    if not re.fullmatch(r"[\w .-]{1,60}", name):
-        raise UserError(
-            f"'{plain(name)}' names a folder: use at most 60 letters, digits, '.', '-' and '_'."
-        )
     field = dotted(["methods", name])
     if not isinstance(own, dict):
         raise UserError(f"'{field}' must be a table of settings, got {brief(own)}.")
@@ -100,5 +95,5 @@ def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path
     return [
         Job(config.model_copy(update={"seed": seed}), directory / f"{name}-seed{seed}")
         for seed in checked_seeds(list(seeds))
-        for name, config in methods.items()
+        for name, config in zip(folder_names(methods), methods.values(), strict=True)
     ]

@@ -3,17 +3,43 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
+from pydantic import Field, FiniteFloat
+
+from simfbo.config.fields import Strict
 from simfbo.config.run import RunConfig
 from simfbo.errors import UserError
-from simfbo.runs.files import Json, make_folder, write_atomic
+from simfbo.runs.files import Json, make_folder, require_no_way_out, write_atomic
 
 STUDY = "study.json"
-_NEEDED = {
-    "compare": ("methods", "seeds", "targets", "metric"),
-    "tune": ("config", "space", "budget", "trials", "metric"),
-    "reproduce": ("names", "quick", "tune"),
-}
+
+
+class _Comparison(Strict):
+    study: Literal["compare"]
+    methods: dict[str, Json] = Field(min_length=1)
+    seeds: list[int]
+    targets: list[FiniteFloat]
+    metric: str | None
+
+
+class _Search(Strict):
+    study: Literal["tune"]
+    config: Json
+    space: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] | None
+    budget: int
+    trials: Annotated[int, Field(le=1_000_000)]
+    metric: str | None
+
+
+class _Reproduction(Strict):
+    study: Literal["reproduce"]
+    names: list[str] = Field(min_length=1)
+    quick: bool
+    tune: bool
+
+
+_FORMS = {"compare": _Comparison, "tune": _Search, "reproduce": _Reproduction}
 
 
 def save_comparison(
@@ -54,18 +80,18 @@ def save_search(
 
 
 def save(directory: Path, study: str, wanted: Json) -> None:
-    """Record in a folder what a study was asked to do."""
+    """Record in a folder what a study was asked to do; from here on files are written there."""
     make_folder(directory)
+    require_no_way_out(directory)
     write_atomic(directory / STUDY, json.dumps({"study": study, **wanted}, indent=1))
 
 
 def load(directory: Path, study: str) -> Json:
-    """Return what a study was asked to do."""
+    """Return what a study was asked to do, which may have been written by anybody."""
     try:
         found = json.loads((directory / STUDY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = {}
-    needed = {"study", *_NEEDED[study]}
-    if not isinstance(found, dict) or found.get("study") != study or not needed <= set(found):
-        raise UserError(f"{directory} was not written by `simfbo {study}`: give another folder.")
-    return found
+        return _FORMS[study].model_validate(found).model_dump()
+    except (OSError, ValueError, RecursionError):
+        raise UserError(
+            f"{directory} was not written by `simfbo {study}`: give another folder."
+        ) from None

@@ -18,6 +18,7 @@ from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
+from simfbo.runs.interrupts import Interrupts, held_back, install
 
 if TYPE_CHECKING:
     from simfbo.tasks import Task
@@ -100,21 +101,31 @@ def _run_all(
         todo.put((job.config.model_dump(mode="json"), job.directory))
     for _ in range(workers):
         todo.put(None)
-    processes = [
-        _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
-        for _ in range(workers)
-    ]
-    for process in processes:
-        process.start()
+    processes: list[Any] = []
     try:
+        for _ in range(workers):
+            with held_back():
+                processes.append(_started_worker(todo, done, data_dir))
         for _ in jobs:
             _await_one(processes, done, report)
         for process in processes:
             process.join(_LEAVE)  # they have nothing left to do
     finally:
-        for process in processes:
-            process.terminate()
-            process.join()
+        with held_back():
+            for process in processes:
+                process.terminate()
+                process.join()
+
+
+def _started_worker(todo: Any, done: Any, data_dir: Path | None) -> Any:
+    """Start a worker, which never sees Ctrl-C: that is the parent's to answer."""
+    process = _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
 
 
 def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) -> None:
@@ -144,13 +155,12 @@ def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) 
 
 def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     """Run jobs until there are no more; the body of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # and this its way to say so
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    from simfbo.engines.compile_cache import keep_compilations
-
-    keep_compilations()
     with contextlib.suppress(KeyboardInterrupt):
+        install(Interrupts(), signal.SIGTERM)
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+        from simfbo.engines.compile_cache import keep_compilations
+
+        keep_compilations()
         for config, directory in iter(todo.get, None):
             if not _do(config, directory, done, data_dir):
                 break

@@ -73,9 +73,14 @@ def stream_log(layout: Layout, run: str) -> subprocess.Popen[str]:
 
 
 def _flwr(layout: Layout, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Flower's commands."""
+    """Run one of Flower's commands; Ctrl-C in the terminal does not reach it."""
     return subprocess.run(
-        ["flwr", *words], env=environment(layout), capture_output=True, text=True, check=False
+        ["flwr", *words],
+        env=environment(layout),
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
     )
 
 

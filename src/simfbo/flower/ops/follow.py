@@ -15,8 +15,9 @@ import tomli_w
 from simfbo.errors import UserError, brief, plain
 from simfbo.flower.ops import flwr_commands, supervisor
 from simfbo.flower.ops.folder import Layout
-from simfbo.runs.files import Json, write_atomic
-from simfbo.runs.history import FILE
+from simfbo.runs.files import Json, require_no_way_out, write_atomic
+from simfbo.runs.history import FILE, History
+from simfbo.runs.interrupts import held_back
 
 Watch = Callable[[Json], object]
 Say = Callable[[str], object]
@@ -114,11 +115,14 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
 
 def _follow(run: Run, watch: Watch) -> Json | None:
     """Start a run and wait for its end; return the end record, None if its server died."""
-    reader, number = HistoryReader(run.history), flwr_commands.start_run(*run[:2], run.settings)
-    log = _Log(run, number)
+    reader, number = HistoryReader(run.history), ""
+    log: _Log | None = None
     if reader.header:
         watch(reader.header)
     try:
+        with held_back():  # once the run has begun, its number is known
+            number = flwr_commands.start_run(*run[:2], run.settings)
+        log = _Log(run, number)
         while not log.done or not flwr_commands.is_over(run.layout, number):
             if log.done:  # the SuperLink died, but not the run
                 log = _Log(run, number)
@@ -128,11 +132,13 @@ def _follow(run: Run, watch: Watch) -> Json | None:
         for line in reader.new_lines():
             watch(line)
     except KeyboardInterrupt:
-        flwr_commands.stop_run(run.layout, number)
+        if number:
+            flwr_commands.stop_run(run.layout, number)
         raise
     finally:
-        log.stop()
-    if run.end is None and log.reason is not None:
+        if log is not None:
+            log.stop()
+    if run.end is None and log is not None and log.reason is not None:
         raise UserError(f"The run failed: {log.reason}. The full log is in {run.log}.")
     return run.end
 
@@ -162,7 +168,7 @@ def changed_settings(given: Mapping[str, str], config: Json, history: Path | Non
     """
     found: Json = {}
     if history is not None:
-        old = HistoryReader(history).header.get("config", {})
+        old = History.load(history.parent).header.get("config", {})
         found = {key: value for key, value in old.items() if key in config}
     for key, text in given.items():
         if key not in config or key == "folder":
@@ -198,8 +204,9 @@ def _new_folder(app: Path, output: Path | None) -> Path:
 
 def _old_folder(resume: Path) -> Path:
     """Return the folder of a run to resume."""
-    if not (resume / FILE).is_file():
+    if not (resume / FILE).is_file() and not any(resume.glob("checkpoint-*.npz")):
         raise UserError(f"{resume} does not hold a run that could be resumed.")
+    require_no_way_out(resume)
     return resume.resolve()
 
 
@@ -250,8 +257,9 @@ class _Log:
     def _read(self) -> None:
         assert self._job.stdout is not None
         try:
-            with open(self._file, "w", errors="replace") as out:  # the log starts over
-                for line in self._job.stdout:
+            # The log starts over.
+            with self._job.stdout as lines, open(self._file, "w", errors="replace") as out:
+                for line in lines:
                     out.write(line)
                     out.flush()
                     if found := re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)", line):

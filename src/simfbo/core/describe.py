@@ -1,0 +1,121 @@
+"""What an object was built with: every number in it, by name, the same in every process.
+
+A run is resumed only with what it was started with. Step sizes, samplers, Optax transformations and
+losses are functions, which keep their numbers in closures: these are looked into.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Described = dict[str, bool | int | float | str | None]
+_DEEPEST = 30
+
+
+def describe(given: Mapping[str, Any]) -> Described:
+    """Return all numbers that some objects were built with, by name.
+
+    Of arrays it is a digest, of functions the name, what their closures hold and the defaults of
+    their arguments. Of closures neither texts nor lists, dictionaries and other objects that can
+    change; of these the kind only.
+
+    Example:
+        >>> from simfbo.core.problem import Point
+        >>> from simfbo.core.sampling import without_replacement
+        >>> describe({"local": Point(x=0.1, y=0.2), "sampler": without_replacement(3)})
+        {'local.x': 0.1, 'local.y': 0.2, 'local.v': None, 'sampler': 'sample', \
+'sampler.replace': False, 'sampler.size': 3}
+    """
+    return {
+        path: value
+        for name, found in given.items()
+        for path, value in _described(name, found, (), False)
+    }
+
+
+def digest(*arrays: Any) -> str:
+    """Return the SHA-256 of arrays, their types and shapes, in hexadecimal."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _described(
+    path: str, value: Any, above: tuple[int, ...], enclosed: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers in a value by path; it is `enclosed` in a function, within `above`."""
+    if isinstance(value, Enum):
+        value = value.name
+    if isinstance(value, np.generic) and value.ndim == 0 and value.dtype.kind in "biuf":
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float):
+        finite = not isinstance(value, float) or math.isfinite(value)
+        yield path, value if finite else str(value)
+    elif isinstance(value, str):
+        yield path, "str" if enclosed else value
+    elif isinstance(value, np.ndarray | jax.Array) and value.dtype != object:
+        key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        yield path, digest(jax.random.key_data(value) if key else value)
+    elif id(value) in above or len(above) > _DEEPEST:
+        yield path, type(value).__name__
+    else:
+        yield from _parts(path, value, (*above, id(value)), enclosed)
+
+
+def _parts(
+    path: str, value: Any, above: tuple[int, ...], enclosed: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers in an object that has parts."""
+    inside, deeper = _inside(value, enclosed)
+    if not isinstance(value, tuple | list | dict):
+        yield path, str(getattr(value, "__name__", type(value).__name__))
+    for name, part in inside.items():
+        yield from _described(f"{path}.{name}", part, above, deeper)
+
+
+def _inside(value: Any, enclosed: bool) -> tuple[dict[str, Any], bool]:
+    """Return the parts of an object by name, and whether they are enclosed in a function."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", map(str, range(len(value))))
+        return dict(zip(names, value, strict=True)), enclosed
+    if isinstance(value, list | dict) and not enclosed:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {str(key): part for key, part in pairs}, enclosed
+    if isinstance(value, functools.partial):
+        return {"of": value.func, "given": value.args, **value.keywords}, True
+    if isinstance(value, FunctionType):
+        return {**_defaults(value), **_closure(value)}, True
+    if wrapped := getattr(value, "__wrapped__", None):  # compiled, or cached
+        return {"of": wrapped}, True
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, enclosed
+    return {}, enclosed
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    """Return what a function's closure holds, by name."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it holds nothing yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function's arguments, by name."""
+    values = function.__defaults__ or ()
+    count = function.__code__.co_argcount
+    names = function.__code__.co_varnames[count - len(values) : count]
+    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}

@@ -1,0 +1,83 @@
+"""What a run was started with, and whether it is resumed with the same."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from simfbo.core.describe import describe
+from simfbo.core.federation import Algorithm
+from simfbo.errors import UserError
+from simfbo.runs.files import Json
+
+_SHOWN = 3  # differences in a message
+
+
+def inputs_of(algorithm: Algorithm, federation: Any) -> Json:
+    """Return a digest of the data, and the numbers that algorithm and federation were built with.
+
+    Where one of them does not tell, its entry is None or empty, and nothing is compared.
+    """
+    return {
+        "data": getattr(federation, "data_digest", None),
+        "algorithm": describe(algorithm.settings),
+        "federation": describe(getattr(federation, "settings", {})),
+    }
+
+
+def require_same(wanted: Json, found: Json, directory: Path | None) -> None:
+    """Raise unless both headers describe the same run; warn if versions differ.
+
+    Another version may describe the same inputs otherwise, so then these are a warning too.
+
+    Args:
+        wanted: the header of the run that is to be resumed.
+        found: the header that was stored.
+        directory: where it was stored.
+    """
+    for key in ("algorithm", "rounds", "every", "seed", "config"):
+        if wanted[key] != found.get(key):
+            raise UserError(
+                f"The run was started with different settings ({key}): resume it with the same "
+                "ones, or choose another folder."
+            )
+    before = found.get("versions") or {}
+    changed = [name for name, v in wanted["versions"].items() if before.get(name) != v]
+    if changed:
+        warnings.warn(
+            f"The run was started with another version of {', '.join(changed)}: from here on, "
+            "results may differ in the last digits.",
+            stacklevel=2,
+        )
+    if other := _other_inputs(wanted.get("inputs") or {}, found.get("inputs") or {}):
+        text = f"The run in {directory} was started with other {other}"
+        if {*changed} <= {"threads"}:
+            raise UserError(f"{text}: resume it with the same, or choose another folder.")
+        warnings.warn(f"{text}, or its version describes them otherwise.", stacklevel=2)
+
+
+def _other_inputs(wanted: Json, found: Json) -> str | None:
+    """Return in words what differs; None if nothing does, as far as both are known."""
+    if wanted.get("data") and found.get("data") and wanted["data"] != found["data"]:
+        return "data"
+    for part in ("algorithm", "federation"):
+        now, then = wanted.get(part), found.get(part)
+        if now and then and (names := [n for n in {**then, **now} if _differ(n, then, now)]):
+            shown = ", ".join(_change(name, then, now) for name in names[:_SHOWN])
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            return f"settings of the {part} ({shown}{more})"
+    return None
+
+
+def _differ(name: str, then: Json, now: Json) -> bool:
+    return name not in then or name not in now or then[name] != now[name]
+
+
+def _change(name: str, then: Json, now: Json) -> str:
+    """Return how a setting differs.
+
+    Example:
+        >>> _change("local.y", {"local.y": 0.1}, {"local.y": 0.2})
+        'local.y 0.1, now 0.2'
+    """
+    old, new = ("nothing" if name not in one else str(one[name])[:20] for one in (then, now))
+    return f"{name} {old}, now {new}"
