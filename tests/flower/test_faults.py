@@ -148,10 +148,10 @@ SUMS = LIES | {
     "shape": (altered(**{"message.x": lambda a: a[:2]}), "sent a sum that does not match"),
     "nan": (altered(**{"message.x": lambda a: a * np.nan}), "sent a sum that is not finite"),
     "passed": (altered(passed=lambda a: a.astype(int)), "sent a sum without a list of"),
-    "nobody": (altered(passed=lambda a: a & False), "sent a sum of no messages"),
+    "nobody": (altered(passed=lambda a: a & False), "sent a sum for clients 2, 3 whose .x has"),
     "squares": (altered(squares=lambda a: a[:1]), "sent a sum without the norms"),
 }
-KINDS = {"nan": Reason.NOT_FINITE, "huge": Reason.TOO_LARGE}
+KINDS = {"nan": Reason.NOT_FINITE, "huge": Reason.TOO_LARGE, "nobody": Reason.TOO_LARGE}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo import BilevelProblem, Gate, Point, algorithms, local_work, sampling
+from simfbo import BilevelProblem, Gate, Point, aggregation, algorithms, local_work, sampling
 from simfbo.flower import Deployment
 
 PIXELS, HIDDEN, CLIENTS = 784, 200, 6
 TAUS = (1, 4, 2, 3, 1, 2)
+NODE_AGGREGATORS = {"median": aggregation.median(), "trimmed-mean": aggregation.trimmed_mean(0.34)}
 
 
 def upper(x, y, batch):
@@ -38,6 +39,7 @@ def deployment(config):
     method = getattr(algorithms, config["method"])(BilevelProblem(upper, lower), steps)
     x0 = jax.random.normal(jax.random.key(1), (PIXELS, HIDDEN)) / 28
     sample = np.zeros((1, PIXELS), "float32"), np.zeros(1, "int32")
+    over_nodes = NODE_AGGREGATORS.get(config.get("node_aggregator", "mean"))
     return Deployment(
         algorithm=method,
         x0=x0,
@@ -51,6 +53,7 @@ def deployment(config):
         local_work=local_work.fixed(TAUS),
         gate=Gate(min_replies=1),
         partial_sums=config["partial_sums"],
+        node_aggregators=over_nodes and Point(over_nodes, over_nodes, over_nodes),
         timeout=config["timeout"],
         wait=90.0,
     )

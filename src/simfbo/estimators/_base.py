@@ -30,11 +30,13 @@ from simfbo.estimators._validation import Data, RandomState, members
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
+from simfbo.runs.verdict import SOLVED
 from simfbo.tasks.linear import upper_loss
 from simfbo.tasks.models import Linear
 from simfbo.tasks.task import Setting
 
 _EVALUATIONS = 20
+_ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
 
 
 class FederatedLinear(BaseEstimator):
@@ -228,10 +230,13 @@ def _progress(rounds: int) -> Callable[[int, Json | None], None]:
 
 
 def _warn_unless_converged(history: History) -> None:
-    """Warn, as scikit-learn does, where the verdict on a fit is that it has not converged."""
-    if history.verdict is not None and history.verdict["converged"] is False:
-        text = f"The fit has {history.verdict['text']}."
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+    """Warn, as scikit-learn does, where a fit ended far from its solution."""
+    found = history.verdict
+    if found is None or found["converged"] is not False:
+        return
+    solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
+    if not solved or found["hypergradient"] > _ENOUGH:
+        warnings.warn(f"The fit has {found['text']}.", ConvergenceWarning, stacklevel=4)
 
 
 def _require_finished(history: History) -> None:

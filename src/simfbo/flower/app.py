@@ -1,6 +1,6 @@
 """Flower as the transport: the apps of a deployment, and the engine on a Flower grid.
 
-Only this module and `simfbo.flower.ops.fast_nodes` import flwr. A message holds blocks of bytes and
+Only this module, `bounded` and `ops.fast_nodes` import flwr. A message holds blocks of bytes and
 texts that describe them (`simfbo.flower.wire`); its type is `train.` and the client step's name.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Reason
 from simfbo.engines.compile_cache import keep_compilations
-from simfbo.errors import MissingExtra, UserError, missing
+from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.flower.deployment import Deployment, Settings, clients_of, load_shard, run_options
 from simfbo.flower.discovery import LOG
 from simfbo.flower.federation import DistributedFederation
@@ -35,6 +35,7 @@ try:
     from flwr.serverapp import Grid, ServerApp
     from flwr.supercore.run import RunNotRunningException
 
+    from simfbo.flower.bounded import bytes_in, inflating_at_most
     from simfbo.flower.ops.fast_nodes import hasten_pulls
 except ModuleNotFoundError:
     raise MissingExtra(missing("flwr", "flower")) from None
@@ -59,6 +60,7 @@ class FlowerTransport:
         """Take a run's grid."""
         hasten_pulls()
         self._grid = grid
+        self._largest: dict[str, int] = {}  # bytes of arrays in a response, by number
 
     def nodes(self) -> set[int]:
         """Return the SuperNodes that are online."""
@@ -68,7 +70,11 @@ class FlowerTransport:
         """Send envelopes that expire after some seconds; return their numbers, None if not sent."""
         messages = [_message(envelope, seconds) for envelope in envelopes]
         numbers: list[str | None] = [*self._grid.push_messages(messages)] if messages else []
-        return numbers if len(numbers) == len(envelopes) else [None] * len(envelopes)
+        if len(numbers) != len(envelopes):
+            return [None] * len(envelopes)
+        pairs = zip(numbers, envelopes, strict=True)
+        self._largest |= {number: envelope.largest for number, envelope in pairs if number}
+        return numbers
 
     def fetch(self, numbers: Iterable[str]) -> list[Response]:
         """Return the responses that have arrived to envelopes of these numbers, each only once.
@@ -76,17 +82,20 @@ class FlowerTransport:
         They are pulled one by one: an unreadable reply does not affect the others, and the request
         that a reply claims to answer does not matter.
         """
-        return [response for number in numbers for response in self._fetch(number)]
+        asked = [*numbers]
+        self._largest = {number: self._largest.get(number, 0) for number in asked}
+        return [response for number in asked for response in self._fetch(number)]
 
     def _fetch(self, number: str) -> list[Response]:
         """Return the response to an envelope, if there is one."""
         try:
-            found = list(self._grid.pull_messages([number]))
+            with inflating_at_most(self._largest[number]):
+                found = list(self._grid.pull_messages([number]))
+            return [_response(number, reply) for reply in found[:1]]
         except (httpx.HTTPError, RunNotRunningException):
             raise
         except Exception:  # untrusted bytes can raise anything
             return [Response(number, None, Reason.MALFORMED, "sent an unreadable message")]
-        return [_response(number, reply) for reply in found[:1]]
 
 
 @final
@@ -251,7 +260,7 @@ def _message(envelope: Envelope, seconds: float) -> Message:
 def _response(number: str, reply: Message) -> Response:
     """Return a Flower message as a response."""
     if reply.has_error():
-        code, text = reply.error.code, " ".join(str(reply.error.reason).split())[:200]
+        code, text = reply.error.code, plain(" ".join(str(reply.error.reason).split()), 200)
         other = Reason.NODE_FAILED, f"did not reply: its app failed with {text}"
         return Response(number, None, *_ERRORS.get(code, other))
     try:
@@ -297,5 +306,5 @@ def _package(content: RecordDict) -> Package:
 def _arrays(content: RecordDict, texts: Any, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of one block."""
     record: Any = content.get(name)
-    block = texts[name] if record is None else record["block"].numpy().tobytes()
+    block = texts[name] if record is None else bytes_in(record["block"])
     return unpack(block, texts[f"{name} arrays"])

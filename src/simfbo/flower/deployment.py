@@ -56,7 +56,10 @@ class Deployment(NamedTuple):
         secret: draw cohorts, batches and noise from the system's own randomness, which nobody can
             reproduce, instead of the seed.
         partial_sums: let a node add up its clients' messages and send the sum: fewer bytes, but
-            the node applies the gate. By default it sends each message.
+            the node applies the gate, and the server only checks that the sum is possible. By
+            default a node sends each message.
+        node_aggregators: with partial sums, how the nodes' means are combined, so that few hostile
+            nodes do little; weighted sums by default. Its clients count for a node by weight.
         timeout: seconds after which a node that has not replied is left out.
         wait: seconds to wait for the nodes of all clients before the first round.
     """
@@ -79,6 +82,7 @@ class Deployment(NamedTuple):
     seed: int = 0
     secret: bool = False
     partial_sums: bool = False
+    node_aggregators: Point[Aggregator | None] | None = None
     timeout: float = 600.0
     wait: float = 120.0
 
@@ -118,6 +122,11 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
         node: settings for `load_client`.
         options: further options of `run`, such as `directory`.
     """
+    if plan.node_aggregators is not None:
+        raise UserError(
+            "A simulation has no nodes to aggregate: leave out node_aggregators, or simulate with "
+            "aggregators, where every client is a node of its own."
+        )
     data = load_shard(plan, range(plan.clients), node)
     if plan.p is not None:
         data = replace(data, p=checked_weights(plan.p, plan.clients))
@@ -125,6 +134,18 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
         data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators
     )
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
+
+
+def require_consistent(plan: Deployment) -> None:
+    """Raise if a deployment asks for things that exclude each other."""
+    if plan.node_aggregators is None:
+        return
+    if not plan.partial_sums:
+        raise UserError("node_aggregators combine the sums of nodes: set partial_sums=True.")
+    if plan.aggregators is not None:
+        raise UserError(
+            "aggregators need every client's message, node_aggregators need sums: set one of them."
+        )
 
 
 def run_options(plan: Deployment) -> Json:

@@ -21,15 +21,17 @@ class Discovery:
     Attributes:
         holders: the node of every client that has one.
         samples: the number of samples of every client, as its node reports it.
-        closed: whether the run has started. From then on a node that reports another node's clients
-            is ignored; before, it is an error.
+
+    Once the run has started, a client belongs to the node that held it then. Only a node that was
+    not there at the start may stand in for one that is away, as one that came back under another
+    number does, until that is back.
     """
 
     def __init__(self, transport: Transport, n: int, timeout: float) -> None:
         """Take what carries the messages, the number of clients and the seconds for a reply."""
         self.holders: dict[int, int] = {}
         self.samples: dict[int, int] = {}
-        self.closed = False
+        self._homes: dict[int, int] | None = None  # holders at the start of the run
         self._transport, self._n, self._timeout = transport, n, timeout
         self._hellos: dict[int, str | None] = {}  # by node; None once it has replied
         self._problems: dict[int, str] = {}  # nodes that could not be used, and why
@@ -49,6 +51,28 @@ class Discovery:
     def waiting(self) -> dict[str, int]:
         """Return the nodes that have not replied yet, by the number of the envelope."""
         return {number: node for node, number in self._hellos.items() if number}
+
+    def close(self) -> None:
+        """Start the run: from now on a node that reports other nodes' clients is ignored.
+
+        Before, two nodes with the same client are an error.
+        """
+        self._homes = dict(self.holders)
+
+    def reported_weights(self) -> list[float]:
+        """Return the clients' numbers of samples; warn if one of several nodes has most of them."""
+        found = [float(self.samples.get(i, 0)) for i in range(self._n)]
+        totals: dict[int, float] = {}
+        for client, node in self.holders.items():
+            totals[node] = totals.get(node, 0.0) + found[client]
+        node, most = max(totals.items(), key=lambda pair: pair[1])
+        if len(totals) > 2 and most > 0.5 * sum(found):
+            share = f"{100 * most / sum(found):.0f} %"
+            LOG.warning(
+                "Node %s reports %s of all samples, and its clients get that share of the weight: "
+                "set p in the deployment if it should not.", node, share,
+            )  # fmt: skip
+        return found
 
     def ask(self, online: set[int]) -> None:
         """Ask nodes that are new, or back, which clients they hold."""
@@ -79,18 +103,27 @@ class Discovery:
         self.holders = {i: holder for i, holder in self.holders.items() if holder != node}
         self.holders |= dict.fromkeys(held, node)
         self.samples |= held
+        if self._homes is not None:
+            self._homes = dict.fromkeys(held, node) | self._homes
 
     def _require_free(self, node: int, held: Iterable[int]) -> None:
-        """Raise if another node that is online holds one of the clients."""
+        """Raise if one of the clients is another node's."""
         others = self._transport.nodes() - {node}
         for client in held:
-            if self.holders.get(client) not in others:
-                continue
-            if not self.closed:
+            holder = self.holders.get(client)
+            if self._homes is not None:
+                self._require_own(node, client, taken=holder in others)
+            elif holder in others:
                 raise UserError(
-                    f"Two nodes hold client {client}: give every node its own clients "
-                    "(--node-config)."
+                    f"Two nodes hold client {client} (nodes {holder} and {node}): give every node "
+                    "its own clients (--node-config)."
                 )
+
+    def _require_own(self, node: int, client: int, taken: bool) -> None:
+        """Raise if a client that a node reports during a run is another node's."""
+        homes = self._homes or {}
+        known = node in homes.values()
+        if homes.get(client, node) != node and (taken or known):
             raise _Unusable(f"holds client {client}, which another node holds")
 
 
@@ -99,8 +132,10 @@ def _reported(response: Response, n: int) -> dict[int, int]:
     if response.package is None:
         raise _Unusable(response.text)
     clients, samples = (_whole_numbers(response.package, name) for name in ("clients", "samples"))
-    if len(clients) != len(samples) or not all(0 <= i < n for i in clients):
+    if len(clients) != len(samples) or not set(clients) <= set(range(n)):
         raise _Unusable("reports clients that do not exist")
+    if len(set(clients)) < len(clients):
+        raise _Unusable("reports a client twice")
     if not all(0 < count < 2**53 for count in samples):
         raise _Unusable("reports clients without samples")
     return dict(zip(clients, samples, strict=True))

@@ -5,23 +5,24 @@ Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from simfbo.core import trees
 from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import admit
-from simfbo.core.problem import PyTree
-from simfbo.engines.base import Call, Engine, combined, zeros_for
+from simfbo.core.problem import Point, PyTree
+from simfbo.core.sampling import Cohort
+from simfbo.engines.base import Call, Engine, combined
 from simfbo.errors import UserError
-from simfbo.flower.deployment import Deployment
+from simfbo.flower.deployment import Deployment, require_consistent
 from simfbo.flower.discovery import Discovery
-from simfbo.flower.node import NodeRequest, encode_request, part_of, partial_sum, replies
+from simfbo.flower.node import NodeRequest, encode_request, part_of, replies, response_bytes
+from simfbo.flower.sums import Partial, combined_sums, partial_sum
 from simfbo.flower.transport import Envelope, Failure, Package, Response, Transport
 from simfbo.flower.wire import BadPackage
 from simfbo.runs.files import Json
@@ -65,6 +66,7 @@ class DistributedFederation(Engine):
             plan: the deployment.
             poll: seconds between polls for replies, or a tenth of the time waited so far.
         """
+        require_consistent(plan)
         one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
         data = replace(one, p=p, n=plan.clients)
@@ -98,11 +100,11 @@ class DistributedFederation(Engine):
             time.sleep(self._poll)
         if missing and (p is None or len(missing) == self.n):
             raise UserError(self._incomplete(missing))
-        self._discovery.closed = True
-        reported = [self._discovery.samples.get(i, 0) for i in range(self.n)]
+        self._discovery.close()
         if p is not None and self._plan.p is None:
-            _require_same_samples(reported, p)
-        weights = next(one for one in (p, self._plan.p, reported) if one is not None)
+            _require_same_samples(self._discovery.samples, p)
+        weights = next((one for one in (p, self._plan.p) if one is not None), None)
+        weights = self._discovery.reported_weights() if weights is None else weights
         self.data = replace(self.data, p=checked_weights(weights, self.n))
         return list(map(float, weights))
 
@@ -126,7 +128,7 @@ class DistributedFederation(Engine):
             for node, positions in parts.items()
         ])  # fmt: skip
         if adds:
-            return self._added(request, outcome)
+            return self._added(request, call.cohort, outcome)
         return self._gated(request, call.cohort.weights, stacked, outcome)
 
     def _envelope(
@@ -144,7 +146,8 @@ class DistributedFederation(Engine):
             None if self.secret else call.key,
         )
         package = encode_request(own, self._known)
-        return Envelope(node, request.client_step, package, request.number)
+        largest = response_bytes(request.like, len(positions), adds)
+        return Envelope(node, request.client_step, package, request.number, largest)
 
     def _gated(
         self, request: Request, weights: np.ndarray, stacked: bool, outcome: Outcome
@@ -153,7 +156,7 @@ class DistributedFederation(Engine):
         found = []
         for node, package in outcome.packages.items():
             try:
-                found += replies(package, request.ids[outcome.parts[node]])
+                found += replies(package, request.like, request.ids[outcome.parts[node]])
             except BadPackage as error:
                 outcome.refuse(node, error)
         messages, squares, refusals = admit(found, request, self.gate)
@@ -161,30 +164,38 @@ class DistributedFederation(Engine):
         total = combined(messages, weights, stacked, request.like)
         return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
 
-    def _added(self, request: Request, outcome: Outcome) -> tuple[PyTree, Exchange]:
-        """Add up the nodes' partial sums, in the order of their clients."""
+    def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
+        """Combine the nodes' partial sums, in the order of their clients."""
+        parts = dict(sorted(outcome.parts.items(), key=lambda pair: pair[1][0]))
+        found = [self._partial(request, cohort, outcome, node) for node in parts]
+        aggregators = self._plan.node_aggregators or Point()
+        total = combined_sums(found, aggregators, request.like)
         size = len(request.ids)
-        total, admitted = zeros_for(size, False, request.like), np.zeros(size, bool)
-        reasons = [Reason.NO_REPLY] * size
+        admitted, answered = np.zeros(size, bool), np.zeros(size, bool)
         squares = np.zeros((size, len(jax.tree.leaves(request.like))))
-        for node, positions in sorted(outcome.parts.items(), key=lambda pair: pair[1][0]):
-            if node not in outcome.packages:
-                continue
-            try:
-                part = partial_sum(outcome.packages[node], request, request.ids[positions])
-            except BadPackage as error:
-                outcome.refuse(node, error)
-                continue
-            total = trees.add(total, part.sums)
-            admitted[positions], squares[positions] = part.passed, part.squares
-            for j in positions[~part.passed]:
-                reasons[j] = Reason.REFUSED_BY_NODE
+        for positions, part in zip(parts.values(), found, strict=True):
+            if part is not None:
+                admitted[positions], squares[positions] = part.passed, part.squares
+                answered[positions] = True
         refusals = [
-            Refusal(request.number, request.client_step, int(i), reason, reason.text)
-            for i, reason, passed in zip(request.ids, reasons, admitted, strict=True)
-            if not passed
+            _refusal(request, j, Reason.REFUSED_BY_NODE if answered[j] else Reason.NO_REPLY)
+            for j in np.flatnonzero(~admitted).tolist()
         ]
         return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
+
+    def _partial(
+        self, request: Request, cohort: Cohort, outcome: Outcome, node: int
+    ) -> Partial | None:
+        """Return a node's sum, None if there is none that can be used."""
+        if node not in outcome.packages:
+            return None
+        positions = outcome.parts[node]
+        part = Cohort(cohort.ids[positions], cohort.weights[positions])
+        try:
+            return partial_sum(outcome.packages[node], request, part, self.gate)
+        except BadPackage as error:
+            outcome.refuse(node, error)
+            return None
 
     def _send_and_wait(self, parts: Parts, envelopes: list[Envelope]) -> Outcome:
         """Send a request to the nodes and wait for their responses."""
@@ -226,9 +237,9 @@ class DistributedFederation(Engine):
         self, packages: dict[int, Package], begin: float, sent_at: float, sent: float
     ) -> None:
         """Break down where the time of an exchange went."""
-        times = map(_reported_times, packages.values())
-        began, load, compute = max(times, key=sum, default=(0.0, 0.0, 0.0))
         send, total = sent - begin, time.perf_counter() - begin
+        times = [_reported_times(package, sent_at, total) for package in packages.values()]
+        began, load, compute = max(times, key=sum, default=(0.0, 0.0, 0.0))
         reach = max(0.0, began - sent_at - send) if packages else total - send
         self.timing = {"send": send, "reach": reach, "load": load, "compute": compute}
         self.timing["back"] = max(0.0, total - sum(self.timing.values()))
@@ -255,14 +266,20 @@ class DistributedFederation(Engine):
         return found
 
 
-def _require_same_samples(reported: Sequence[int], before: Sequence[float]) -> None:
+def _require_same_samples(reported: Mapping[int, int], before: Sequence[float]) -> None:
     """Raise if a client has another number of samples than when the run was started."""
-    for i, (now, then) in enumerate(zip(reported, before, strict=True)):
-        if now not in (0, then):
+    for i, now in sorted(reported.items()):
+        if now != before[i]:
             raise UserError(
-                f"Client {i} has {now} samples, and {then:g} when the run was started: resume it "
-                "with the same data, or start another run."
+                f"Client {i} has {now} samples, and {before[i]:g} when the run was started: resume "
+                "it with the same data, or start another run."
             )
+
+
+def _refusal(request: Request, position: int, reason: Reason) -> Refusal:
+    """Return a refusal of the reply at a position of the cohort."""
+    client = int(request.ids[position])
+    return Refusal(request.number, request.client_step, client, reason, reason.text)
 
 
 def _explained(refusals: list[Refusal], request: Request, outcome: Outcome) -> list[Refusal]:
@@ -281,8 +298,18 @@ def _explained(refusals: list[Refusal], request: Request, outcome: Outcome) -> l
     return list(map(explained, refusals))
 
 
-def _reported_times(response: Package) -> tuple[float, float, float]:
-    """Return when a node began, and how long it loaded and computed; 0 if it does not say."""
+def _reported_times(response: Package, sent: float, total: float) -> tuple[float, float, float]:
+    """Return when a node began, and how long it loaded and computed; 0 if that cannot be.
+
+    Args:
+        response: what the node sent.
+        sent: when the request was sent.
+        total: seconds until all responses had arrived.
+    """
     found = [response.settings.get(name) for name in ("began", "load", "compute")]
-    began, load, compute = (s if isinstance(s, float) and 0 <= s < 1e12 else 0.0 for s in found)
+    limits = sent + total, total, total
+    began, load, compute = (
+        seconds if isinstance(seconds, float) and 0 <= seconds <= limit else 0.0
+        for seconds, limit in zip(found, limits, strict=True)
+    )
     return began, load, compute

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.data import FederatedData
-from simfbo.core.exchange import Reason, Request
 from simfbo.core.federation import Algorithm, ClientStep
-from simfbo.core.gate import Gate, Reply, mismatch, occurrences
+from simfbo.core.gate import Gate, Reply, occurrences
 from simfbo.core.keys import secret_key
 from simfbo.core.ledger import PerClient, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalRule
@@ -53,14 +52,6 @@ class NodeRequest(NamedTuple):
     weights: np.ndarray | None
     gate: Gate
     key: jax.Array | None
-
-
-class Partial(NamedTuple):
-    """A node's weighted sum: which clients' messages are in it, and their squared norms."""
-
-    sums: PyTree
-    passed: np.ndarray
-    squares: np.ndarray
 
 
 def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package:
@@ -161,59 +152,26 @@ class Node:
         return np.searchsorted(self._data.ids, ids)
 
 
-def replies(package: Package, asked: np.ndarray) -> list[Reply]:
+def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:
     """Return the replies in a node's response, one per client; nothing in it is trusted.
 
     Args:
         package: what the node sent.
+        like: an example message.
         asked: the clients it was asked for; it may not reply for others.
     """
-    ids, repeats = (_integers(package.arrays, name) for name in ("ids", "repeats"))
-    if ids.tolist() != asked.tolist() or repeats.tolist() != occurrences(asked).tolist():
+    stacks = messages_in(package, like, asked, ("ids", "repeats"))
+    repeats = _integers(package.arrays, "repeats")
+    if not np.array_equal(repeats, occurrences(asked)):
         raise BadPackage("a response for other clients than requested")
-    stacks = _messages(package)
-    if any(stack.ndim < 1 or len(stack) != len(ids) for stack in stacks.values()):
+    if any(stack.ndim < 1 or len(stack) != len(asked) for stack in stacks.values()):
         raise BadPackage("a different number of messages than clients")
     exchange = package.settings.get("exchange")
 
     def message(j: int) -> dict[str, np.ndarray]:
         return {name: np.asarray(stack[j]) for name, stack in stacks.items()}
 
-    return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(ids)]
-
-
-def partial_sum(package: Package, request: Request, part: np.ndarray) -> Partial:
-    """Return the sum in a node's response, after checking everything that can be checked.
-
-    Args:
-        package: what the node sent.
-        request: what was asked of the whole cohort.
-        part: the clients that this node was asked for.
-    """
-    if _integers(package.arrays, "ids").tolist() != part.tolist():
-        raise BadPackage("a response for other clients than requested")
-    if package.settings.get("exchange") != request.number:
-        raise BadPackage("a response to another exchange", Reason.WRONG_EXCHANGE)
-    sums = _messages(package)
-    if reason := mismatch(sums, request.like):
-        raise BadPackage(f"a sum that does not match the request: it {reason}")
-    if not all(np.isfinite(np.asarray(array, np.float64)).all() for array in sums.values()):
-        raise BadPackage("a sum that is not finite", Reason.NOT_FINITE)
-    leaves = [sums[name] for name in names(request.like)]
-    passed, squares = _admissions(package, len(part), len(leaves))
-    if not passed.any() and any(leaf.any() for leaf in leaves):
-        raise BadPackage("a sum of no messages that is not zero")
-    return Partial(jax.tree.unflatten(jax.tree.structure(request.like), leaves), passed, squares)
-
-
-def _admissions(package: Package, clients: int, leaves: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which clients' messages a sum holds, and the squared norms of all."""
-    passed, squares = package.arrays.get("passed"), package.arrays.get("squares")
-    if passed is None or passed.dtype != bool or passed.shape != (clients,):
-        raise BadPackage("a sum without a list of the clients in it")
-    if squares is None or squares.dtype != np.float64 or squares.shape != (clients, leaves):
-        raise BadPackage("a sum without the norms of the messages in it")
-    return passed, squares
+    return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(asked)]
 
 
 def part_of(payload: PyTree, positions: np.ndarray) -> PyTree:
@@ -249,7 +207,36 @@ def _integers(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return found
 
 
-def _messages(package: Package) -> dict[str, np.ndarray]:
-    """Return the arrays of messages, by the names of their leaves."""
-    start = len(_MESSAGE)
-    return {name[start:]: a for name, a in package.arrays.items() if name.startswith(_MESSAGE)}
+def messages_in(
+    package: Package, like: PyTree, asked: np.ndarray, others: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Return the arrays of messages in a response, by the names of their leaves.
+
+    Args:
+        package: what the node sent.
+        like: an example message; its leaves must be described in its order.
+        asked: the clients it was asked for; it may not reply for others.
+        others: the names of the arrays that come before the messages.
+    """
+    if not np.array_equal(_integers(package.arrays, "ids"), asked):
+        raise BadPackage("a response for other clients than requested")
+    found, expected = [*package.arrays], [*others, *(_MESSAGE + name for name in names(like))]
+    if set(found) == set(expected) and found != expected:
+        raise BadPackage("arrays in another order than requested")
+    rest = [name for name in found if name not in others]
+    if package.common or not all(name.startswith(_MESSAGE) for name in rest):
+        raise BadPackage("arrays that were not requested")
+    return {name[len(_MESSAGE) :]: package.arrays[name] for name in rest}
+
+
+def response_bytes(like: PyTree, clients: int, adds: bool) -> int:
+    """Return how many bytes of arrays a response for so many clients has at most."""
+    leaves = jax.tree.leaves(like)
+    message = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return clients * (32 + 8 * len(leaves)) + message * (1 if adds else clients)
+
+
+def is_answer(package: Package, exchange: int) -> bool:
+    """Return whether a response says that it answers this exchange."""
+    found = package.settings.get("exchange")
+    return type(found) is int and found == exchange

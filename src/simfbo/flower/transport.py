@@ -28,12 +28,21 @@ class Package(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A message to a node: for which client step, and in which exchange."""
+    """A message to a node.
+
+    Attributes:
+        node: to which.
+        client_step: for which client step.
+        package: what it holds.
+        exchange: in which exchange.
+        largest: the most bytes of arrays that the response may have.
+    """
 
     node: int
     client_step: str
     package: Package
     exchange: int = 0
+    largest: int = 0
 
 
 class Response(NamedTuple):

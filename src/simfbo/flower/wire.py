@@ -1,8 +1,9 @@
 """Trees of arrays as bytes plus a description, and back. Nothing that is received is executed.
 
-What travels between machines is one block of bytes and a JSON text that says which arrays it holds.
-The reader checks every size before it uses a byte. The shape of a tree (tuples, dicts, `Point`)
-travels as JSON too; parts shaped like x or y are only named, since both sides know them.
+What travels between machines is one block of bytes, little-endian and in C order, and a JSON text
+that says which arrays it holds. The reader checks every size before it uses a byte. The shape of a
+tree (tuples, dicts, `Point`) travels as JSON too; parts shaped like x or y are only named, since
+both sides know them.
 """
 
 import json
@@ -17,7 +18,7 @@ import numpy as np
 from simfbo.core.exchange import Reason
 from simfbo.core.ledger import PerClient
 from simfbo.core.problem import Point, PyTree, Weighted
-from simfbo.errors import UserError
+from simfbo.errors import UserError, brief
 
 _TYPES = (
     *("bool", "bfloat16", "float16", "float32", "float64"),
@@ -48,28 +49,30 @@ def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
         >>> len(block), description
         (8, '[["x", "float32", [2]]]')
     """
-    hosted = {name: np.asarray(array) for name, array in arrays.items()}
+    hosted = {name: _little_endian(np.asarray(array)) for name, array in arrays.items()}
     description = [[name, a.dtype.name, list(a.shape)] for name, a in hosted.items()]
     return b"".join(a.tobytes() for a in hosted.values()), json.dumps(description)
 
 
-def unpack(block: bytes, description: str) -> dict[str, np.ndarray]:
+def unpack(block: Any, description: Any) -> dict[str, np.ndarray]:
     """Return the arrays in a block; raise `BadPackage` if it does not match its description.
 
     Example:
         >>> unpack(*pack({"n": np.array([1, 2], "int32")}))
         {'n': array([1, 2], dtype=int32)}
     """
+    if not isinstance(block, bytes):
+        raise BadPackage(f"a {type(block).__name__} in place of bytes")
     rows = [_row(row) for row in _rows(description)]
     sizes = [_count(shape) * dtype.itemsize for _, dtype, shape in rows]
     ends = np.cumsum([0, *sizes], dtype=object)
     if ends[-1] != len(block):
-        raise BadPackage(f"{len(block)} bytes where its description needs {ends[-1]}")
+        raise BadPackage(f"{len(block)} bytes where its description needs {brief(ends[-1])}")
     found = {}
     for (name, dtype, shape), (start, end) in zip(rows, pairwise(ends), strict=True):
         if name in found:
             raise BadPackage("the same array twice")
-        found[name] = np.frombuffer(block[start:end], dtype).reshape(shape)
+        found[name] = _array(block[start:end], dtype, shape)
     return found
 
 
@@ -159,12 +162,30 @@ def _rows(description: str) -> list[Any]:
 def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
     """Return name, type and shape of an array."""
     match row:
-        case [str(name), str(kind), list(shape)] if all(type(n) is int and n >= 0 for n in shape):
+        case [str(name), str(kind), list(shape)] if _is_shape(shape):
             if kind not in _TYPES:
-                raise BadPackage(f"an array of the unknown type '{kind[:40]}'")
+                raise BadPackage(f"an array of the unknown type {brief(kind)}")
             return name, jnp.dtype(kind), tuple(shape)
         case _:
             raise BadPackage("an array without a name, a type and a shape")
+
+
+def _is_shape(shape: list[Any]) -> bool:
+    """Return whether a list can be a shape; limits keep the number of elements small enough."""
+    return len(shape) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+
+
+def _array(block: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array of these bytes."""
+    flat = np.frombuffer(block, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    try:
+        return flat.reshape(shape)
+    except ValueError as error:  # more axes than NumPy has, or an empty array with a huge one
+        raise BadPackage("an array of an impossible shape") from error
+
+
+def _little_endian(array: np.ndarray) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -22,7 +22,7 @@ from simfbo.core.sampling import Cohort
 from simfbo.runs.files import Json
 
 SOLVED, CONVERGED = 0.05, 0.1  # residuals of a converged run: of y and v; of x
-_NEAR = 0.02  # the residual at which y and v are near their solutions
+_NEAR = 0.2  # the residual at which y and v are near their solutions
 _SAMPLES, _PARTS, _TAIL = 200, 20, 2  # norms, parts of a run, parts at its end
 _PLACES = 64  # numbers of a sum that tell noise from drift
 _NAMES = {"y": "lower", "v": "linear", "x": "hypergradient"}

@@ -1,0 +1,185 @@
+"""Partial sums: what the server checks in a node's sum before it counts, and how sums are combined.
+
+The server sees no single message here, so it holds a node to what the node says of its clients: the
+sum S_k of the messages m_i that passed, with the server's weights w_i, obeys the triangle
+inequality in every leaf,
+
+    ||S_k|| <= sum_i |w_i| ||m_i||,   i over the node's clients that passed,
+
+with the norms ||m_i|| that the node reports, each of which must pass the server's gate. It follows
+that no node's sum is larger than max_norm times the weights of its clients.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import aggregation, trees
+from simfbo.core.aggregation import Aggregator
+from simfbo.core.exchange import Reason, Request
+from simfbo.core.gate import Gate, mismatch, too_large
+from simfbo.core.problem import Point, PyTree
+from simfbo.core.sampling import Cohort
+from simfbo.flower.node import is_answer, messages_in
+from simfbo.flower.transport import Package
+from simfbo.flower.wire import BadPackage
+
+
+class Partial(NamedTuple):
+    """A node's weighted sum.
+
+    Attributes:
+        sums: sum_i w_i m_i over the clients that passed.
+        passed: which of the node's clients are in it.
+        squares: squared norms of all messages, by client and leaf, as the node reports them.
+        weight: sum_i w_i over the clients that passed.
+    """
+
+    sums: PyTree
+    passed: np.ndarray
+    squares: np.ndarray
+    weight: float
+
+
+def partial_sum(package: Package, request: Request, part: Cohort, gate: Gate) -> Partial:
+    """Return the sum in a node's response, after checking everything that can be checked.
+
+    What cannot be: whether it is the sum of these clients' messages, as long as it is no larger
+    than that of some messages could be. A square array, for one, may be transposed.
+
+    Args:
+        package: what the node sent.
+        request: what was asked of the whole cohort.
+        part: the clients that this node was asked for, with the weights of their messages.
+        gate: the rules for each of their messages.
+    """
+    sums = messages_in(package, request.like, part.ids, ("ids", "squares", "passed"))
+    if not is_answer(package, request.number):
+        raise BadPackage("a response to another exchange", Reason.WRONG_EXCHANGE)
+    if reason := mismatch(sums, request.like):
+        raise BadPackage(f"a sum that does not match the request: it {reason}")
+    if not all(np.isfinite(array).all() for array in sums.values()):
+        raise BadPackage("a sum that is not finite", Reason.NOT_FINITE)
+    passed, squares = _admissions(package, len(part.ids), len(sums))
+    _require_gated(squares, passed, request, part.ids, gate)
+    _require_bounded(sums, squares[passed], part.weights[passed], part.ids)
+    tree = jax.tree.unflatten(jax.tree.structure(request.like), sums.values())
+    return Partial(tree, passed, squares, float(part.weights[passed].sum()))
+
+
+def combined_sums(
+    parts: Sequence[Partial | None], aggregators: Point[Aggregator | None], like: PyTree
+) -> PyTree:
+    """Combine the sums of the nodes, in order; None stands for a node without a usable one.
+
+    Without aggregators the sums S_k are added. With them, a node counts as one client whose message
+    is its mean S_k / W_k and whose weight is W_k, the sum of the weights of its clients that
+    passed:
+
+        mean          sum_k W_k (S_k / W_k) = sum_k S_k
+        median        W median_k(S_k / W_k), weighted by W_k, with W = sum_k W_k
+        trimmed mean  W times the weighted mean of the S_k / W_k without the largest and smallest
+        clipped mean  sum_k W_k min(1, c / ||S_k / W_k||) S_k / W_k
+
+    So where all nodes have the same mean, all of these are the sum of the S_k.
+    """
+    if not parts or not aggregation.needs_stack(aggregators, like):
+        total = trees.zeros_like(like)
+        for part in parts:
+            total = total if part is None else trees.add(total, part.sums)
+        return total
+    # Zeros in place of the missing: another shape would have to be compiled.
+    means = [trees.zeros_like(like) if one is None else _mean(one) for one in parts]
+    weights = np.array([0.0 if one is None else one.weight for one in parts])
+    stack = jax.tree.map(lambda *rows: jnp.stack(rows), *means)
+    return aggregation.combine(aggregators, stack, weights)
+
+
+def _mean(part: Partial) -> PyTree:
+    """Return a node's weighted mean; zero where none of its clients passed."""
+    return trees.scale(1 / part.weight if part.weight else 0.0, part.sums)
+
+
+def _admissions(package: Package, clients: int, leaves: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which clients' messages a sum holds, and the squared norms of all."""
+    passed, squares = package.arrays.get("passed"), package.arrays.get("squares")
+    if passed is None or passed.dtype != bool or passed.shape != (clients,):
+        raise BadPackage("a sum without a list of the clients in it")
+    if squares is None or squares.dtype != np.float64 or squares.shape != (clients, leaves):
+        raise BadPackage("a sum without the norms of the messages in it")
+    if (squares < 0).any():
+        raise BadPackage("a sum with negative squares of norms")
+    return passed, squares
+
+
+def _require_gated(
+    squares: np.ndarray, passed: np.ndarray, request: Request, ids: np.ndarray, gate: Gate
+) -> None:
+    """Raise if a message that a node let pass does not pass the server's gate."""
+    if not passed.any():
+        return
+    # The node adds the squares of a message in another order, so its norm may be at the limit.
+    shrink = 1 - 8 * squares.shape[1] * float(_wide().eps)
+    with np.errstate(over="ignore"):
+        largest = int(np.argmax(np.where(passed, squares.sum(1), -1.0)))  # or the first NaN
+        own = np.asarray(shrink * squares[largest], jnp.result_type(float))
+    if finding := too_large(own, trees.names(request.like), gate):
+        reason, text = finding
+        raise BadPackage(f"a sum for {_listed(ids)} although client {ids[largest]} {text}", reason)
+
+
+def _require_bounded(
+    sums: dict[str, np.ndarray], squares: np.ndarray, weights: np.ndarray, ids: np.ndarray
+) -> None:
+    """Raise if a leaf of a sum is larger than the messages in it allow.
+
+    Args:
+        sums: the leaves of the sum.
+        squares: squared norms of the messages in it, by client and leaf.
+        weights: of these messages.
+        ids: all clients of the node.
+    """
+    for (name, leaf), own in zip(sums.items(), squares.T, strict=True):
+        bound = _largest_norm(leaf, own, weights)
+        norm = float(np.linalg.norm(np.asarray(leaf, np.float64).ravel()))
+        if norm > bound:
+            raise BadPackage(
+                f"a sum for {_listed(ids)} whose {name or 'array'} has norm {norm:.3g}, more than "
+                f"the {bound:.3g} that the reported norms of {len(weights)} messages allow",
+                Reason.TOO_LARGE,
+            )
+
+
+def _largest_norm(leaf: np.ndarray, squares: np.ndarray, weights: np.ndarray) -> float:
+    """Return the largest norm of a sum of messages of these squared norms, with rounding.
+
+    A sum of k terms of d numbers is off by k + 2 roundings in the leaf's precision, a squared norm
+    by d in that of the computation; rounding to nearest can at most double a sum. A number whose
+    square underflows is missing from its norm, and numbers near zero have an absolute error.
+    """
+    own, wide, count = jnp.finfo(leaf.dtype), _wide(), len(weights)
+    roundings = (count + 2) * float(own.eps) + leaf.size * float(wide.eps)
+    step = float(own.smallest_subnormal)
+    norms = np.sqrt(squares + leaf.size * float(wide.tiny))
+    largest = (1 + min(1.0, roundings)) * ((np.abs(weights) + step) @ norms)
+    return float(largest + 2 * count * np.sqrt(leaf.size) * step)
+
+
+def _wide() -> Any:
+    """Return the precision in which both sides compute norms."""
+    return jnp.finfo(jnp.result_type(float))
+
+
+def _listed(ids: np.ndarray, most: int = 5) -> str:
+    """Return a list of clients in words.
+
+    Example:
+        >>> _listed(np.array([3, 8])), _listed(np.arange(40))
+        ('clients 3, 8', 'clients 0, 1, 2, 3, 4 and 35 more')
+    """
+    shown = ", ".join(map(str, ids[:most].tolist()))
+    rest = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return f"client{'s' if len(ids) > 1 else ''} {shown}{rest}"
