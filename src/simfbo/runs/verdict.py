@@ -92,7 +92,7 @@ def verdict(seen: Seen) -> Json | None:
         near = np.all([one <= _NEAR for one in (*solved.values(), 0 * h)], axis=0)
         found["hypergradient"] = float(h[-1] / (np.max(h, where=near, initial=h[-1]) or 1.0))
         converged = small and found["hypergradient"] <= CONVERGED
-    growing = any(one[-1] > 1.5 * one[-2] for one in parts.values() if len(one) > 1)
+    growing = any(one[-1] > 1.3 * one[-2] for one in parts.values() if len(one) > 1)
     return {**found, "converged": converged, "text": _text(found, converged, growing)}
 
 

@@ -1,0 +1,128 @@
+"""The verdict on a run, against closed forms and by hand."""
+
+import importlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simfbo import Algorithm, Point, SimulatedFederation, run
+from simfbo.algorithms import fednest, simfbo
+from simfbo.runs.history import History
+from simfbo.tasks import random_quadratic
+from simfbo.tasks._quadratic import PROBLEM
+
+MODULE = importlib.import_module("simfbo.runs.verdict")
+Q = random_quadratic(4, 2, 3, seed=1)
+TASK, TRUTH = Q.task(), Q.closed_form()
+STEPS = Point(x=0.1, y=0.3, v=0.3)
+
+
+def go(algorithm, rounds, federation=None, **options):
+    federation = federation or SimulatedFederation(TASK.data)
+    return run(algorithm, federation, TASK.x0, TASK.y0, rounds=rounds, every=rounds, **options)
+
+
+def seen(**norms):
+    """Return what is seen of channels whose sums have these norms, one number each."""
+    found = {}
+    for name, values in norms.items():
+        one = None
+        for t, value in enumerate(values, 1):
+            one = MODULE._added(one, (t - 1) * 20 // len(values), abs(value), np.array([value]))
+        found[name] = one
+    return found
+
+
+def test_a_run_that_converges_says_so_with_its_residuals(tmp_path):
+    history = go(simfbo(PROBLEM, STEPS), 150, directory=tmp_path)
+    verdict = history.verdict
+    assert verdict["converged"] is True
+    assert verdict["text"].startswith("converged: lower problem solved to ")
+    fall = np.linalg.norm(TRUTH.hypergradient(history.state.x))
+    fall /= np.linalg.norm(TRUTH.hypergradient(TASK.x0))
+    assert verdict["hypergradient"] < 0.05
+    assert fall < 0.05
+    assert History.load(tmp_path).verdict == verdict
+
+
+def test_a_run_that_is_too_short_says_so():
+    history = go(simfbo(PROBLEM, Point(x=0.001, y=0.3, v=0.3)), 40)
+    assert history.end == {"status": "finished"}
+    assert history.verdict["converged"] is False
+    assert history.verdict["lower"] < 0.05
+    assert history.verdict["hypergradient"] > 0.9
+    assert history.verdict["text"].endswith("; use more rounds, or larger or automatic steps")
+
+
+def test_other_steps_of_several_exchanges():
+    history = go(fednest(PROBLEM, Point(x=0.2, y=0.3, v=0.3), 1, 8), 60)
+    assert set(history.verdict) == {"lower", "hypergradient", "converged", "text"}
+    assert history.verdict["converged"] is True
+
+
+def test_a_method_without_residuals_has_no_verdict():
+    method = simfbo(PROBLEM, STEPS)._replace(residuals={})
+    assert isinstance(method, Algorithm)
+    assert go(method, 3).verdict is None
+
+
+def test_an_interrupted_run_has_no_verdict():
+    def stop(t, record):
+        if t == 2:
+            raise KeyboardInterrupt
+
+    assert go(simfbo(PROBLEM, STEPS), 9, on_round=stop).verdict is None
+
+
+@pytest.mark.parametrize("kill", [3, 37])
+def test_a_resumed_run_has_the_same_verdict(tmp_path, kill):
+    def stop(t, record):
+        if t == kill:
+            raise KeyboardInterrupt
+
+    method, federation = simfbo(PROBLEM, STEPS), SimulatedFederation(TASK.data)
+    expected = go(method, 40, federation).verdict
+    go(method, 40, federation, directory=tmp_path, on_round=stop)
+    assert go(method, 40, federation, directory=tmp_path, resume=True).verdict == expected
+
+
+def test_noise_is_not_taken_for_a_residual():
+    """Of a drift of 0.2 under noise of deviation 1, the drift is found."""
+    rng = np.random.default_rng(0)
+    one = None
+    for t in range(2000):
+        at = (20.0 if t < 100 else 0.2) + rng.normal(size=50)
+        one = MODULE._added(one, t * 20 // 2000, float(np.linalg.norm(at)), at)
+    assert MODULE.verdict({"y": one})["lower"] == pytest.approx(0.2 / 20, rel=0.1)
+
+
+def test_a_slow_swing_is_not_taken_for_noise():
+    swing = seen(y=np.cos(np.arange(200) / 30))
+    assert MODULE.verdict(swing)["lower"] > 0.5
+
+
+def test_the_hypergradient_counts_from_when_y_and_v_are_near():
+    decays = np.append([1.0] * 50, [1e-3] * 150)
+    early = seen(y=decays, v=decays, x=np.append([1000.0] * 50, [1.0] * 150))
+    assert MODULE.verdict(early)["hypergradient"] == pytest.approx(1.0)
+    fell = seen(y=decays, v=decays, x=np.append([1000.0] * 50, np.geomspace(1.0, 1e-4, 150)))
+    assert MODULE.verdict(fell)["converged"] is True
+
+
+def test_growing_residuals_ask_for_smaller_steps():
+    grows = seen(y=np.geomspace(1, 100, 100), x=np.ones(100))
+    text = MODULE.verdict(grows)["text"]
+    assert text.startswith("not converged: lower problem solved to ")
+    assert text.endswith("; use smaller or automatic steps")
+
+
+def test_residuals_of_zero_are_solved():
+    assert MODULE.verdict(seen(y=np.zeros(40), x=np.zeros(40)))["converged"] is True
+
+
+def test_places_are_taken_from_every_leaf():
+    tree = {"a": jnp.arange(1000.0), "b": jnp.array([[7.0]])}
+    places = np.asarray(MODULE._picked(tree))
+    assert 32 <= len(places) <= 70
+    assert 7.0 in places
