@@ -1,5 +1,6 @@
 """A run on the federation: started, followed to its end, and resumed if its process dies."""
 
+import contextlib
 import json
 import re
 import threading
@@ -13,10 +14,12 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from simfbo.errors import UserError, brief, plain
-from simfbo.flower.ops import flwr_commands, supervisor
+from simfbo.flower.ops import control_api, supervisor
 from simfbo.flower.ops.folder import Layout
 from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import FILE
+
+_REASON = r"^(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)"
 
 Watch = Callable[[Json], object]
 Say = Callable[[str], object]
@@ -114,12 +117,12 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
 
 def _follow(run: Run, watch: Watch) -> Json | None:
     """Start a run and wait for its end; return the end record, None if its server died."""
-    reader, number = HistoryReader(run.history), flwr_commands.start_run(*run[:2], run.settings)
+    reader, number = HistoryReader(run.history), control_api.start_run(*run[:2], run.settings)
     log = _Log(run, number)
     if reader.header:
         watch(reader.header)
     try:
-        while not log.done or not flwr_commands.is_over(run.layout, number):
+        while not log.done or not control_api.is_over(run.layout, number):
             if log.done:  # the SuperLink died, but not the run
                 log = _Log(run, number)
             for line in reader.new_lines():
@@ -128,10 +131,9 @@ def _follow(run: Run, watch: Watch) -> Json | None:
         for line in reader.new_lines():
             watch(line)
     except KeyboardInterrupt:
-        flwr_commands.stop_run(run.layout, number)
+        with contextlib.suppress(UserError):
+            control_api.stop_run(run.layout, number)
         raise
-    finally:
-        log.stop()
     if run.end is None and log.reason is not None:
         raise UserError(f"The run failed: {log.reason}. The full log is in {run.log}.")
     return run.end
@@ -240,25 +242,20 @@ class _Log:
     def __init__(self, run: Run, number: str) -> None:
         self.reason: str | None = None
         self.done = False
-        self._file, self._job = run.log, flwr_commands.stream_log(run.layout, number)
+        self._file, self._parts = run.log, control_api.stream_log(run.layout, number)
         threading.Thread(target=self._read, daemon=True).start()
 
-    def stop(self) -> None:
-        """Stop reading."""
-        self._job.kill()
-
     def _read(self) -> None:
-        assert self._job.stdout is not None
         try:
             with open(self._file, "w", errors="replace") as out:  # the log starts over
-                for line in self._job.stdout:
-                    out.write(line)
+                for part in self._parts:
+                    out.write(part)
                     out.flush()
-                    if found := re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)", line):
+                    for found in re.finditer(_REASON, part, re.MULTILINE):
                         self.reason = found[1].strip().rstrip(".")
+        except UserError:
+            pass  # the SuperLink died, or refuses: whoever waits for the end finds out
         finally:
-            self.stop()
-            self._job.wait()
             self.done = True
 
 
