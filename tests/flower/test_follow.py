@@ -8,7 +8,6 @@ import pytest
 
 from simfbo import UserError
 from simfbo.cli.main import main
-from simfbo.flower.ops import folder as layout
 from simfbo.flower.ops import follow, supervisor
 from simfbo.flower.ops.folder import Layout, Setup
 
@@ -94,12 +93,8 @@ def test_a_resumed_run_has_the_settings_it_was_started_with(tmp_path):
     assert found == {"rounds": 9, "rate": 2.0}
 
 
-def test_files_that_flower_reads_keep_any_path_and_text(federation):
+def test_settings_keep_any_path_and_text(federation):
     folder, app = federation
-    layout.write_connection(Layout(folder), setup())
-    found = tomllib.loads((folder / "flwr" / "config.toml").read_text())["superlink"]
-    assert found["default"] == "simfbo"
-    assert found["simfbo"]["root-certificates"] == str(folder / "certificates" / "ca.crt")
     run = follow.prepare(folder, app, {"name": '\N{SUNFLOWER} "1"'}, folder / "run")
     found = tomllib.loads(run.settings.read_text())
     assert found == {"name": '\N{SUNFLOWER} "1"', "folder": str(folder / "run")}

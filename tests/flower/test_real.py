@@ -4,11 +4,13 @@ import json
 import runpy
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from simfbo.flower import simulate
@@ -125,6 +127,7 @@ def test_a_federation_from_up_to_down(folder, app, single_precision):
     up = flower(folder, "up", "--nodes", 1, "--port", free_ports(3))
     assert up.returncode == 0, up.stderr
     assert "1 node here, with TLS and node keys" in up.stdout
+    assert "operators an operator's key (" in " ".join(up.stdout.split())
     assert any("--enable-supernode-auth" in command for command in processes_of(folder))
     output = folder.parent / "run"
     run = flower(folder, "run", app, "--set", "rounds=3", "--output", output)
@@ -137,8 +140,26 @@ def test_a_federation_from_up_to_down(folder, app, single_precision):
     wanted = [record["y"] for record in simulate(plan).records]
     assert wanted[0] == 0 < wanted[-1]
     assert [line["y"] for line in lines[1:-1]] == pytest.approx(wanted, rel=1e-6)
+    _no_one_else_gets_in(folder)
     assert flower(folder, "down").stdout == "Down.\n"
     assert processes_of(folder) == []
+
+
+def _no_one_else_gets_in(folder):
+    """Ask for the runs without an operator's key, and after the operator was revoked."""
+    address = json.loads((folder / "setup.json").read_text())["address"]
+    trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.crt"))
+    headers = {"content-type": "application/protobuf"}
+    answer = httpx.post(f"https://{address}/v1/control/list-runs", verify=trust, headers=headers)
+    assert answer.status_code == 401
+    assert "Only operators may do this" in answer.json()["detail"]
+    assert flower(folder, "certs", "--renew").returncode == 0
+    assert "finished:completed" in flower(folder, "status").stdout
+    (public,) = (folder / "operators").glob("*.pub")
+    assert flower(folder, "operators", "revoke", public.stem).returncode == 0
+    refused = flower(folder, "status")
+    assert refused.returncode == 2
+    assert "No operator's private key is in" in refused.stderr
 
 
 @pytest.mark.slow

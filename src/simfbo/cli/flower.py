@@ -175,6 +175,7 @@ def _who(options: argparse.Namespace) -> int:
     if options.name is None:
         raise UserError(f"Name the operator: simfbo flower operators {options.action} NAME.")
     if options.action == "add":
+        _ops("credentials").create_folder(_ops("folder").Layout(folder.parent))
         name = operators.add(folder, options.name)
         OUT.print(f"Operator {name} may start, stop and watch runs. Keys are in {folder}.")
     else:
@@ -222,7 +223,6 @@ def _run(options: argparse.Namespace) -> int:
     if run.end is not None and run.end["status"] == "finished":
         OUT.print(f"The run in {run.folder} is already finished.")
         return 0
-    OUT.print(f"App {_ops('control_api').digest(options.app)}.", soft_wrap=True)
     _warn(options.folder)
     try:
         with _RunBar() as bar:
@@ -259,8 +259,10 @@ class _RunBar:
         self._bar.stop()
 
     def show(self, line: Json) -> None:
-        """Show a line of the history."""
-        if line["kind"] == "header":
+        """Show a line of the history, or which app was started."""
+        if line["kind"] == "app":
+            self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
+        elif line["kind"] == "header":
             self._bar.update(self._task, total=line["rounds"])
         elif line["kind"] == "record":
             metrics = {name: value for name, value in line.items() if name not in self._hidden}
@@ -277,7 +279,7 @@ def _is_number(value: Any) -> bool:
 
 def _print_listening(rows: Sequence[Json]) -> None:
     """Print which addresses are listened on, and who may use them."""
-    _print_table("listening", ("listens on", "with", "for", "who may"), rows)
+    _print_table("ports", ("listening on", "with", "for", "who must have"), rows)
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Json]) -> None:

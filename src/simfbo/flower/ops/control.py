@@ -88,22 +88,20 @@ def status(folder: Path) -> Status | None:
 
 
 def listening(layout: Layout, setup: Setup) -> list[Json]:
-    """Return which addresses a setup listens on, for what and to whom."""
-    port, rows = local_port(setup.address), []
+    """Return which addresses a setup listens on, for whom, and what these must have."""
+    port, rows, secret = local_port(setup.address), [], "the secret of this folder"
     if setup.link:
-        tls = "HTTP" if setup.insecure else "TLS"
+        tls = "no TLS" if setup.insecure else "TLS"
         who = ", ".join(one["operator"] for one in operators.listed(layout.operators)) or "nobody"
-        known = "any node here" if setup.insecure else f"{len(layout.public_keys())} node keys"
-        here = f"127.0.0.1:{port}"
+        keys = "nothing" if setup.insecure else f"one of {len(layout.public_keys())} node keys"
         rows = [
-            (f"{setup.host}:{port}", tls, "nodes' messages", f"signed by one of {known}"),
-            (here, tls, "starting, stopping and watching runs", f"signed by an operator: {who}"),
-            (here, tls, "processes of runs", "the secret of this folder"),
+            (f"{setup.host}:{port}", tls, "nodes", keys),
+            (f"127.0.0.1:{port}", tls, "operators", f"an operator's key ({who})"),
+            (f"127.0.0.1:{port}", tls, "processes of runs", secret),
         ]
     for node in setup.nodes:
-        address = f"127.0.0.1:{setup.base_port + node}"
-        rows.append((address, "HTTP", f"processes of node-{node}", "the secret of this folder"))
-    names = "listens on", "with", "for", "who may"
+        rows.append((f"127.0.0.1:{setup.base_port + node}", "no TLS", f"node-{node}'s app", secret))
+    names = "listening on", "with", "for", "who must have"
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 

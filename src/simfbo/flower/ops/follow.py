@@ -100,7 +100,7 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
     Args:
         run: the run.
         retries: how often to resume it.
-        watch: called with the header of the history and with every line that is added to it.
+        watch: called with the app's digest, the header of the history and every line that is added.
         say: called with what happens besides.
 
     Returns:
@@ -119,6 +119,7 @@ def _follow(run: Run, watch: Watch) -> Json | None:
     """Start a run and wait for its end; return the end record, None if its server died."""
     reader, number = HistoryReader(run.history), control_api.start_run(*run[:2], run.settings)
     log = _Log(run, number)
+    watch({"kind": "app", "digest": control_api.digest(run.app)})
     if reader.header:
         watch(reader.header)
     try:
