@@ -78,6 +78,7 @@ def main():
         if wanted in (None, when):
             with _folder() as folder, start(folder) as federation:
                 found[when] = measure(federation)
+    found = {when: found[when] for when in ("before", "after") if when in found}
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
     for name in found["after"]["attacks"]:
@@ -136,7 +137,8 @@ def measure(federation):
     flood = _flood(federation, outside, output)
     succeeded = {name: answer is not None for name, answer in found.items()}
     succeeded["flood: memory, or the honest run held up"] = flood["succeeded"]
-    honest = _finish(federation, output)
+    renewed = federation.client.renew(layout)
+    honest = _finish(federation, output) | {"renewed_meanwhile": renewed}
     app = control_api.bundle(federation.app)
     first = {"submit an app": attacks.submit(outside, app) is not None}
     victim = federation.start(layout.folder.parent / "victim")
@@ -146,6 +148,8 @@ def measure(federation):
 
 def _flood(federation, outside, output):
     """Return what a flood did to the SuperLink's memory and to the honest run."""
+    first = _round(output)
+    time.sleep(FLOOD["seconds"])
     before, peak, rounds = memory(federation.superlink()), [0.0], _round(output)
     flood = attacks.Flood(outside, **FLOOD)
     watch = threading.Event()
@@ -167,6 +171,7 @@ def _flood(federation, outside, output):
         "silent_connections_kept": flood.silent,
         "memory_before_mb": round(before, 1),
         "memory_grown_mb": round(grown, 1),
+        "honest_rounds_before": rounds - first,
         "honest_rounds_meanwhile": during,
         "succeeded": grown > MEMORY or during == 0,
     }
@@ -236,6 +241,12 @@ class Signed:
     start, nodes = staticmethod(control_api.start_run), staticmethod(control_api.list_nodes)
 
     @staticmethod
+    def renew(layout):
+        """Replace certificates and keys under the run; return what was said."""
+        words = [*SIMFBO, "certs", "--renew", "--folder", str(layout.folder)]
+        return " ".join(subprocess.run(words, capture_output=True, text=True).stdout.split())
+
+    @staticmethod
     def capture(layout):
         """Send a request as the operator, and return it as somebody on the way would see it."""
         path, body = "/v1/control/list-runs", control_pb2.ListRunsRequest().SerializeToString()
@@ -270,6 +281,10 @@ class Unsigned:
         found = cls.client(layout).ListNodes(control_pb2.ListNodesRequest()).nodes_info
         names = {node_form(file): file.stem for file in layout.public_keys()}
         return [{"node-id": one.node_id, "key": names.get(one.public_key)} for one in found]
+
+    @staticmethod
+    def renew(layout):
+        """Do nothing: certificates were replaced while the federation was down."""
 
     @staticmethod
     def capture(layout):

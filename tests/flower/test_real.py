@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from simfbo.cli.main import main
 from simfbo.flower import simulate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -122,7 +123,7 @@ def folder(tmp_path):
     flower(tmp_path / "federation", "down")
 
 
-def test_a_federation_from_up_to_down(folder, app, single_precision):
+def test_a_federation_from_up_to_down(folder, app, single_precision, capsys):
     (app / "task.py").write_text(SMALL_TASK)
     up = flower(folder, "up", "--nodes", 1, "--port", free_ports(3))
     assert up.returncode == 0, up.stderr
@@ -140,12 +141,12 @@ def test_a_federation_from_up_to_down(folder, app, single_precision):
     wanted = [record["y"] for record in simulate(plan).records]
     assert wanted[0] == 0 < wanted[-1]
     assert [line["y"] for line in lines[1:-1]] == pytest.approx(wanted, rel=1e-6)
-    _no_one_else_gets_in(folder)
+    _no_one_else_gets_in(folder, capsys)
     assert flower(folder, "down").stdout == "Down.\n"
     assert processes_of(folder) == []
 
 
-def _no_one_else_gets_in(folder):
+def _no_one_else_gets_in(folder, capsys):
     """Ask for the runs without an operator's key, and after the operator was revoked."""
     address = json.loads((folder / "setup.json").read_text())["address"]
     trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.crt"))
@@ -153,13 +154,14 @@ def _no_one_else_gets_in(folder):
     answer = httpx.post(f"https://{address}/v1/control/list-runs", verify=trust, headers=headers)
     assert answer.status_code == 401
     assert "Only operators may do this" in answer.json()["detail"]
-    assert flower(folder, "certs", "--renew").returncode == 0
-    assert "finished:completed" in flower(folder, "status").stdout
+    where = ["--folder", str(folder)]
+    assert main(["flower", "certs", "--renew", *where]) == 0
+    assert main(["flower", "status", *where]) == 0
+    assert "finished:completed" in capsys.readouterr().out
     (public,) = (folder / "operators").glob("*.pub")
-    assert flower(folder, "operators", "revoke", public.stem).returncode == 0
-    refused = flower(folder, "status")
-    assert refused.returncode == 2
-    assert "No operator's private key is in" in refused.stderr
+    assert main(["flower", "operators", "revoke", public.stem, *where]) == 0
+    assert main(["flower", "status", *where]) == 2
+    assert "No operator's private key is in" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -163,12 +163,12 @@ def _wait(
     while not ready():
         if process.poll() is not None:
             raise UserError(f"The supervisor ended: {tail(layout.log('supervisor'))}")
+        if layout.log(name).is_file() and b"is not admitted" in layout.log(name).read_bytes():
+            raise UserError(
+                f"The SuperLink rejected {name}, whose key is not admitted: run "
+                f"'simfbo flower admit {name}.pub' on the server."
+            )
         if time.monotonic() > deadline:
-            if b"code: 200" in layout.log(name).read_bytes():
-                raise UserError(
-                    f"The SuperLink rejected {name}, whose key is not registered: run "
-                    f"'simfbo flower admit {name}.pub' on the server."
-                )
             raise UserError(f"{name} is not ready after {_READY:g} s: {tail(layout.log(name))}")
         time.sleep(0.1)
 

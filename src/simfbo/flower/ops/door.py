@@ -149,7 +149,11 @@ def _require_node(keys: Keys, headers: Headers, joins: bool) -> None:
     if not -EARLY < age < EARLY + LATE:
         raise Refusal(401, f"The node's clock is wrong by {age:.0f} s.")
     purpose = "simfbo node " + hashlib.sha256(pem).hexdigest()
-    if not keys.reserve(purpose, signed_at, then.timestamp() + 2 * LATE):
+    try:
+        is_new = keys.reserve(purpose, signed_at, then.timestamp() + 2 * LATE)
+    except Exception:  # whatever a database raises: the node tries again
+        raise Refusal(503, "The SuperLink is busy.") from None
+    if not is_new:
         raise Refusal(401, "The request was sent before.")
     _forget_old_key(node.file)
 
