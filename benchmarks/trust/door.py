@@ -331,10 +331,10 @@ def _before(root):
         for process in processes(layout, layout.read_setup()):
             jobs.append(_started(layout, process))
             if process.name == "superlink":
-                time.sleep(8)
+                _wait_for_port()
         state = {"processes": {"superlink": {"pid": jobs[0].pid}}}
         layout.state.write_text(json.dumps(state))
-        time.sleep(15)
+        time.sleep(20)  # for the nodes
         yield Federation(layout, root / "app", Unsigned)
     finally:
         for job in reversed(jobs):
@@ -345,6 +345,17 @@ def _before(root):
             except subprocess.TimeoutExpired:
                 job.kill()
         subprocess.run([*SIMFBO, "down", *words], check=False)
+
+
+def _wait_for_port(seconds=120):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", PORT), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise TimeoutError("the SuperLink did not start")
 
 
 def _started(layout, process):

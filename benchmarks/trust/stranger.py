@@ -16,7 +16,7 @@ import httpx
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto import control_pb2 as control
-from flwr.proto import fab_pb2, fleet_pb2, message_pb2, node_pb2, runtime_pb2
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, runtime_pb2
 
 PROTOBUF = "application/protobuf"
 DISGUISES = [  # of one who is not on the server's machine
@@ -116,9 +116,10 @@ def replay(stranger, captured, local):
 
 
 def node_request(stranger, private, node):
-    """Return a request of a node for its messages, as it goes over the network."""
-    body = fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=node)).SerializeToString()
-    return "/v1/fleet/pull-messages", stranger.signed(private.public_key(), private), body
+    """Return a request of a node, its sign of life, as it goes over the network."""
+    about = {"node": node_pb2.Node(node_id=node), "heartbeat_interval": 30}
+    body = heartbeat_pb2.SendNodeHeartbeatRequest(**about).SerializeToString()
+    return "/v1/fleet/send-node-heartbeat", stranger.signed(private.public_key(), private), body
 
 
 def serve(stranger, run):

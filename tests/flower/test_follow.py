@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import tomllib
 
 import pytest
@@ -150,3 +151,19 @@ def test_runs_are_started_where_the_superlink_is(tmp_path, capsys):
     code, text = said(capsys, "run", "--folder", tmp_path, tmp_path)
     assert code == 2
     assert "The SuperLink runs on another machine: start runs there." in text
+
+
+def test_the_log_of_a_run_is_kept_and_its_last_error_found(tmp_path, monkeypatch):
+    def parts(layout, number):
+        yield "round 1\nValueError: first\n"
+        yield "simfbo.errors.User"
+        yield "Error: client 3 is gone.\nround 2\n"
+        raise UserError("The SuperLink does not respond.")
+
+    monkeypatch.setattr(follow.control_api, "stream_log", parts)
+    run = follow.Run(Layout(tmp_path), tmp_path, tmp_path)
+    log = follow._Log(run, "7")
+    while not log.done:
+        time.sleep(0.01)
+    assert log.reason == "client 3 is gone"
+    assert run.log.read_text().splitlines()[-1] == "round 2"

@@ -127,6 +127,19 @@ def test_a_node_remains_the_same_after_its_key_was_replaced(tmp_path):
     assert state.get_node_id_by_public_key(b"other") is None
 
 
+def test_a_node_replies_in_its_own_name_only():
+    push = superlink.require_own_name(lambda request, state: state)
+
+    def request(*senders):
+        replies = [SimpleNamespace(metadata=SimpleNamespace(src_node_id=k)) for k in senders]
+        return SimpleNamespace(node=SimpleNamespace(node_id=7), messages_list=replies)
+
+    assert push(request=request(7), state="pushed") == push(request=request(), state="pushed")
+    for senders in ((8,), (7, 8)):
+        with pytest.raises(superlink.HTTPException):
+            push(request=request(*senders), state="pushed")
+
+
 def test_a_running_node_signs_with_the_key_that_its_file_holds_now(tmp_path):
     file, used = tmp_path / "node-1", []
     certificates.make_key(file)

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="the operator; add creates a key, or takes a public one")  # fmt: skip
     digest = _command(commands, "digest", "print the digest of an app, for --only-apps", _digest)
     digest.add_argument("app", type=Path, help="folder of the app")
-    _command(commands, "status", "show processes, nodes and runs", _status)
+    _command(commands, "status", "show processes, nodes, runs and open ports", _status)
     _command(commands, "down", "stop all processes", _down)
 
 
@@ -208,8 +208,9 @@ def _status(options: argparse.Namespace) -> int:
         for name, known in found.processes.items()
     ]
     _print_table("processes", ("process", "pid", "starts"), rows)
-    _print_table("nodes", ("node-id", "key", "status", "online-elapsed"), found.nodes)
-    _print_table("runs", ("run-id", "status", "elapsed", "app"), found.runs)
+    if found.nodes is not None:  # only on the server
+        _print_table("nodes", ("node-id", "key", "status", "online-elapsed"), found.nodes)
+        _print_table("runs", ("run-id", "status", "elapsed", "app"), found.runs)
     _print_listening(found.listening)
     for sentence in found.expiring:
         OUT.print(f"Warning: {sentence}")

@@ -25,15 +25,15 @@ class Status(NamedTuple):
 
     Attributes:
         processes: by name, each with its `pid` and number of `starts`.
-        nodes: what the SuperLink knows of each node.
-        runs: what the SuperLink knows of each run.
+        nodes: what the SuperLink knows of each node; None if it is on another machine.
+        runs: what the SuperLink knows of each run; None if it is on another machine.
         listening: who is listening where, and to whom.
         expiring: a sentence for every certificate that expires soon.
     """
 
     processes: dict[str, Json]
-    nodes: list[Json]
-    runs: list[Json]
+    nodes: list[Json] | None
+    runs: list[Json] | None
     listening: list[Json]
     expiring: list[str]
 
@@ -80,8 +80,8 @@ def status(folder: Path) -> Status | None:
     setup, state = layout.read_setup(), supervisor.running(layout)
     if state is None:
         return None
-    nodes = control_api.list_nodes(layout) if setup.link else []
-    runs = control_api.list_runs(layout) if setup.link else []
+    nodes = control_api.list_nodes(layout) if setup.link else None
+    runs = control_api.list_runs(layout) if setup.link else None
     return Status(
         state["processes"], nodes, runs, listening(layout, setup), layout.expiring(setup.link)
     )

@@ -19,7 +19,7 @@ from simfbo.flower.ops.folder import Layout
 from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import FILE
 
-_REASON = r"^(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)"
+_REASON = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
 Watch = Callable[[Json], object]
 Say = Callable[[str], object]
@@ -247,12 +247,14 @@ class _Log:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
+        cut_off = ""
         try:
             with open(self._file, "w", errors="replace") as out:  # the log starts over
                 for part in self._parts:
                     out.write(part)
                     out.flush()
-                    for found in re.finditer(_REASON, part, re.MULTILINE):
+                    *lines, cut_off = (cut_off + part).split("\n")
+                    for found in filter(None, map(_REASON.match, lines)):
                         self.reason = found[1].strip().rstrip(".")
         except UserError:
             pass  # the SuperLink died, or refuses: whoever waits for the end finds out

@@ -2,9 +2,10 @@
 
     python -m simfbo.flower.ops.superlink FOLDER ...    # like flower-superlink, for a federation
 
-Flower's own program, with one part replaced: what serves its application on the network. That puts
+Flower's own program, with what serves its application on the network replaced. That puts
 `simfbo.flower.ops.door` in front of the application, limits what strangers can open
-(`simfbo.flower.ops.guests`), and uses a renewed certificate as soon as it is there.
+(`simfbo.flower.ops.guests`), and uses a renewed certificate as soon as it is there. Besides, a node
+can reply in its own name only, and remains the same when its key is replaced.
 """
 
 import logging
@@ -16,7 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
+from fastapi import HTTPException
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from flwr.superlink.servicer.fleet import fleet_handlers
 
 from simfbo.flower.ops.certificates import node_form
 from simfbo.flower.ops.door import LOG, Door, Keys
@@ -59,6 +62,18 @@ def know_renewed_nodes(layout: Layout, state: Any) -> None:
     state.get_node_id_by_public_key = find
 
 
+def require_own_name(original: Any) -> Any:
+    """Return Flower's procedure for replies of nodes, for replies in the sender's own name only."""
+
+    def push(*, request: Any, **named: Any) -> Any:
+        senders = {message.metadata.src_node_id for message in request.messages_list}
+        if senders - {request.node.node_id}:
+            raise HTTPException(401, "A node can reply in its own name only.")
+        return original(request=request, **named)
+
+    return push
+
+
 def serve(layout: Layout, app: Any, host: str, port: int, **named: Any) -> None:
     """Serve the SuperLink's application behind the door, until SIGTERM."""
     guests, setup = Guests(host, port), layout.read_setup()
@@ -99,6 +114,7 @@ def main() -> None:
     LOG.setLevel(logging.INFO)
     module = sys.modules[flower_superlink.__module__]
     replace(module, "uvicorn", SimpleNamespace(run=partial(serve, layout)))
+    replace(fleet_handlers, "push_messages", require_own_name(fleet_handlers.push_messages))
     flower_superlink()
 
 
