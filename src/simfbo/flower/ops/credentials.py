@@ -54,7 +54,7 @@ def renew(folder: Path) -> list[str]:
     layout = Layout(folder.resolve())
     setup = layout.read_setup() if layout.setup.exists() else None
     renewed = _renew_certificates(layout) if (layout.certificates / "ca.key").exists() else []
-    for operator in layout.operators.glob("*.pub"):
+    for operator in sorted(layout.operators.glob("*.pub")):
         if (key := operator.with_suffix("")).exists():
             certificates.make_key(key)
             renewed.append(f"operator {key.name}")

@@ -104,11 +104,13 @@ class Layout(NamedTuple):
 
     def public_keys(self) -> list[Path]:
         """Return the public keys of all nodes that are admitted, without those being replaced."""
-        return sorted(file for file in self.keys.glob("*.pub") if "." not in file.stem)
+        found = self.keys.glob("*.pub")
+        return sorted(file for file in found if not file.stem.endswith((".old", ".next")))
 
     def identity(self, key: Path) -> Path:
         """Return the public key by which the SuperLink knows a node: the first one it had."""
-        first = key.with_name(f"{key.name.partition('.')[0]}.first")
+        name = key.stem.removesuffix(".old").removesuffix(".next")
+        first = key.with_name(f"{name}.first")
         return first if first.exists() else key
 
     def log(self, name: str) -> Path:

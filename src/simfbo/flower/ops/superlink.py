@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
-from fastapi import HTTPException
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
 
@@ -68,7 +68,8 @@ def require_own_name(original: Any) -> Any:
     def push(*, request: Any, **named: Any) -> Any:
         senders = {message.metadata.src_node_id for message in request.messages_list}
         if senders - {request.node.node_id}:
-            raise HTTPException(401, "A node can reply in its own name only.")
+            code = ApiErrorCode.RUNTIME_AUTHENTICATION_FAILED
+            raise FlowerError(code, "A node can reply in its own name only.")
         return original(request=request, **named)
 
     return push
