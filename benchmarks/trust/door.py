@@ -143,7 +143,8 @@ def measure(federation):
     first = {"submit an app": attacks.submit(outside, app) is not None}
     victim = federation.start(layout.folder.parent / "victim")
     succeeded["stop a run"] = attacks.stop(outside, victim) is not None
-    return {"attacks": first | succeeded, "flood": flood, "run": honest}
+    answers = dict(sorted(outside.answers.items()))
+    return {"attacks": first | succeeded, "answers": answers, "flood": flood, "run": honest}
 
 
 def _flood(federation, outside, output):

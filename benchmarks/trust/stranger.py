@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 
 import httpx
 from cryptography.hazmat.primitives import hashes, serialization
@@ -32,20 +33,23 @@ class Stranger:
 
     def __init__(self, address, authority):
         self.address, self.context = address, ssl.create_default_context(cafile=str(authority))
-        self.key = ec.generate_private_key(ec.SECP384R1())
+        self.key, self.answers = ec.generate_private_key(ec.SECP384R1()), Counter()
 
     def post(self, path, body, headers=None, address=None):
         """Return the content of a response; None unless it is a success."""
         url = f"https://{address or self.address}{path}"
         given = {"content-type": PROTOBUF, "accept": PROTOBUF, **(headers or {})}
-        with httpx.Client(verify=self.context, timeout=20) as client:
-            try:
-                with client.stream("POST", url, content=body, headers=given) as response:
-                    if response.status_code != 200:
-                        return None
-                    return next(response.iter_raw(), b"")  # a log goes on and on
-            except httpx.HTTPError:
-                return None
+        for _ in range(60):  # until there is an answer: connections are limited, too
+            with httpx.Client(verify=self.context, timeout=20) as client:
+                try:
+                    with client.stream("POST", url, content=body, headers=given) as response:
+                        self.answers[str(response.status_code)] += 1
+                        found = next(response.iter_raw(), b"")  # a log goes on and on
+                        return found if response.status_code == 200 else None
+                except httpx.HTTPError:
+                    time.sleep(0.5)
+        self.answers["none"] += 1
+        return None
 
     def ask(self, name, request):
         """Return the answer to an operator's request, in any disguise and spelling."""
