@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from simfbo import UserError
 from simfbo.cli.main import main
-from simfbo.flower.ops import certificates, control
+from simfbo.flower.ops import certificates, credentials, operators
 from simfbo.flower.ops.folder import Layout, Setup
 
 
@@ -26,8 +26,9 @@ def test_certificates_and_keys(tmp_path, capsys):
     folder = tmp_path / "federation"
     words = ["certs", "--folder", str(folder), "--host", "a.example.org", "--nodes", "2"]
     assert main(["flower", *words]) == 0
-    private = [*(folder / "certificates").glob("*.key"), folder / "superexec.secret"]
+    private = [*(folder / "certificates").glob("*.key"), *(folder / "operators").glob("[!.]*[!b]")]
     private += [folder / "keys" / "node-1", folder / "keys" / "node-2"]
+    assert len(private) == 5
     assert {stat.S_IMODE(file.stat().st_mode) for file in private} == {0o600}
     server = x509.load_pem_x509_certificate((folder / "certificates/server.crt").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -88,7 +89,7 @@ def test_a_made_certificate_is_trusted_by_its_authority_alone(tmp_path):
 
 def test_admit_keeps_a_key_before_anything_is_up(tmp_path, capsys):
     folder = tmp_path / "federation"
-    certificates.make_node_key(tmp_path / "node-9")
+    certificates.make_key(tmp_path / "node-9")
     assert main(["flower", "admit", "--folder", str(folder), str(tmp_path / "node-9.pub")]) == 0
     assert Layout(folder).public_keys() == [folder / "keys" / "node-9.pub"]
     before = (folder / "keys" / "node-9.pub").read_bytes()
@@ -99,12 +100,104 @@ def test_admit_keeps_a_key_before_anything_is_up(tmp_path, capsys):
     assert main(["flower", "admit", "--folder", str(folder), str(tmp_path / "bad.pub")]) == 2
 
 
-def test_an_expired_certificate(tmp_path, monkeypatch):
+@pytest.fixture
+def days_later(monkeypatch):
+    """Return a function that moves the clock of certificates."""
+
+    def move(days):
+        now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+        clock = SimpleNamespace(now=lambda zone: now)
+        parts = SimpleNamespace(datetime=clock, UTC=datetime.UTC, timedelta=datetime.timedelta)
+        monkeypatch.setattr(certificates, "datetime", parts)
+
+    return move
+
+
+def test_expiry_is_warned_of_30_days_ahead_and_named(tmp_path, capsys, days_later):
     place = Layout(tmp_path)
-    control.create_missing(place, [], 2)
+    credentials.create_missing(place, [], 2)
+    day = certificates.last_day(place.certificates / "server.crt")
     place.require_certificates(setup())
-    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=400)
-    clock = SimpleNamespace(now=lambda zone: later)
-    monkeypatch.setattr(certificates, "datetime", SimpleNamespace(datetime=clock, UTC=datetime.UTC))
-    with pytest.raises(UserError, match="has expired"):
+    days_later(certificates.DAYS - 31)
+    assert place.expiring(link=True) == []
+    days_later(certificates.DAYS - 29)
+    advice = f"server.crt expires on {day}: renew it with 'simfbo flower certs --renew'."
+    assert place.expiring(link=True) == [advice]
+    assert place.expiring(link=False) == []  # a node has no server.crt
+    assert main(["flower", "certs", "--folder", str(tmp_path), "--nodes", "2"]) == 0
+    assert f"Warning: {advice}" in " ".join(capsys.readouterr().out.split())
+    days_later(certificates.DAYS + 1)
+    with pytest.raises(UserError, match=f"server.crt expired on {day}: renew it"):
         place.require_certificates(setup())
+    days_later(certificates.AUTHORITY_DAYS + 1)
+    with pytest.raises(UserError, match=r"ca.crt expired on .* and copy ca.crt here"):
+        place.require_certificates(setup(link=False))
+
+
+def test_renewal_replaces_keys_and_keeps_the_authority(tmp_path, capsys, days_later):
+    place = Layout(tmp_path)
+    credentials.create_missing(place, ["a.example.org"], 2)
+    place.setup.write_text(setup(nodes=[1]).model_dump_json())
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert main(["flower", "certs", "--folder", str(tmp_path), "--renew"]) == 0
+    operator = operators.own_key(place.operators)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Renewed server.crt, operator {operator.name}, node-1." in said
+    changed = {file.name for file, content in before.items() if file.read_bytes() != content}
+    pairs = {name + end for name in (operator.name, "node-1") for end in ("", ".pub")}
+    assert changed == {"server.crt", "server.key", *pairs}  # node-2 runs elsewhere
+    assert "a.example.org" in certificates.names_of(place.certificates / "server.crt")
+    assert (place.keys / "node-1.first").read_bytes() == before[place.keys / "node-1.pub"]
+    days_later(certificates.AUTHORITY_DAYS - certificates.DAYS + 1)
+    old = x509.load_pem_x509_certificate((place.certificates / "ca.crt").read_bytes())
+    assert main(["flower", "certs", "--folder", str(tmp_path), "--renew"]) == 0
+    assert "ca.crt (copy it to the nodes before" in " ".join(capsys.readouterr().out.split())
+    new = x509.load_pem_x509_certificate((place.certificates / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((place.certificates / "server.crt").read_bytes())
+    assert new.not_valid_after_utc - old.not_valid_after_utc > datetime.timedelta(days=1000)
+    for authority in (old, new):  # whoever has either trusts the server
+        server.verify_directly_issued_by(authority)
+
+
+def test_operators_are_added_listed_and_revoked(tmp_path, capsys):
+    certificates.make_key(tmp_path / "berta")
+
+    def said(*words):
+        code = main(["flower", "operators", *words, "--folder", str(tmp_path / "f")])
+        out, error = capsys.readouterr()
+        return code, " ".join((out + error).split())
+
+    assert said("list") == (0, "no operators")
+    assert said("add", "anna")[0] == said("add", str(tmp_path / "berta.pub"))[0] == 0
+    text = said("list")[1]
+    fingerprint = certificates.fingerprint(certificates.public_key(tmp_path / "berta.pub"))
+    assert f"berta {fingerprint} elsewhere" in text
+    assert "anna SHA256:" in text
+    assert stat.S_IMODE((tmp_path / "f/operators/anna").stat().st_mode) == 0o600
+    for words, sentence in [
+        (["add", "anna"], "There is an operator 'anna' already: revoke it first."),
+        (["add", "../anna"], "'../anna' is not a name"),
+        (["add", str(tmp_path / "none.pub")], "none.pub is not a public key"),
+        (["add"], "Name the operator: simfbo flower operators add NAME."),
+        (["revoke", "carla"], "no operator 'carla'"),
+        (["revoke", "../f"], "no operator '../f'"),
+    ]:
+        assert said(*words)[0] == 2
+        assert sentence in said(*words)[1]
+    assert said("revoke", "anna") == (0, "Revoked anna, also for a SuperLink that is running.")
+    assert [file.name for file in (tmp_path / "f/operators").iterdir()] == ["berta.pub"]
+
+
+def test_the_key_to_sign_with(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="create one with 'simfbo flower operators add NAME'"):
+        operators.own_key(tmp_path)
+    operators.add(tmp_path, "anna")
+    operators.add(tmp_path, "zoe")
+    assert operators.own_key(tmp_path).name == "anna"
+    monkeypatch.setattr(operators.getpass, "getuser", lambda: "zoe")
+    assert operators.own_key(tmp_path).name == "zoe"
+    monkeypatch.setenv(operators.KEY, str(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match="which is not a file"):
+        operators.own_key(tmp_path)
+    certificates.make_key(tmp_path / "elsewhere")
+    assert operators.own_key(tmp_path).name == "elsewhere"

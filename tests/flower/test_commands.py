@@ -46,16 +46,21 @@ def test_processes_use_tls_node_keys_and_a_secret(tmp_path):
     stock = dict(layout.processes(Layout(tmp_path), setup(stock=True, insecure=True)))
     assert stock["node-1"][0] == "flower-supernode"
     assert "--insecure" in stock["superlink"]
+    for words in (found["superlink"], stock["superlink"]):  # never Flower's own, which is open
+        assert words[1:4] == ["-m", "simfbo.flower.ops.superlink", str(tmp_path)]
+    listed = dict(layout.processes(Layout(tmp_path), setup(only_apps=["a" * 64, "b" * 64])))
+    assert listed["node-2"][4:6] == ["--only-apps", f"{'a' * 64},{'b' * 64}"]
     joined = dict(layout.processes(Layout(tmp_path), setup(link=False, nodes=[2])))
     assert list(joined) == ["node-2", "node-2-exec"]
 
 
-def test_two_files_import_flower_and_simulation_does_not():
+def test_few_files_import_flower_and_simulation_does_not():
     source = Path(simfbo.__file__).parent
     importing = re.compile(r"^\s*(from|import) flwr", re.MULTILINE)
     found = {str(f.relative_to(source)) for f in source.rglob("*.py")
              if importing.search(f.read_text())}  # fmt: skip
-    assert found == {"flower/app.py", "flower/ops/fast_nodes.py"}
+    ops = {f"flower/ops/{name}.py" for name in ("control_api", "fast_nodes", "superlink")}
+    assert found == {"flower/app.py", *ops}
     modules = "simfbo.cli.main, simfbo.flower.deployment, simfbo.config.build"
     code = f"import sys, {modules}; print('flwr' in sys.modules)"
     words = [sys.executable, "-c", code]
@@ -64,8 +69,10 @@ def test_two_files_import_flower_and_simulation_does_not():
 
 def test_without_the_extra_everything_ends_in_one_sentence(capsys, monkeypatch):
     sentence = "This needs Flower, which is not installed: pip install 'simfbo[flower]'."
-    for name in ("app", "ops.control", "ops.certificates", "ops.folder", "ops.follow"):
-        ours = importlib.import_module(f"simfbo.flower.{name}")
+    for name in ("app", "ops.control", "ops.follow"):
+        importlib.import_module(f"simfbo.flower.{name}")
+    for name in [name for name in sys.modules if re.match(r"simfbo\.flower\.(app|ops\.)", name)]:
+        ours = sys.modules[name]
         package, _, last = ours.__name__.rpartition(".")
         monkeypatch.delattr(sys.modules[package], last)
         monkeypatch.delitem(sys.modules, ours.__name__)
@@ -82,6 +89,7 @@ def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["FLWR_INTERNAL_GRPC_CONTROL_API"] == found["FLWR_INTERNAL_GRPC_FLEET_API"] == "0"
     assert found["FLWR_HOME"] == str(tmp_path / "flwr")
     assert "FLWR_SUPEREXEC_TASK_POLL_INTERVAL" in layout.environment(Layout(tmp_path), "node-1")
 
@@ -89,7 +97,7 @@ def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "Name a command: certs, up, admit, run, status or down"),
+        ([], "Name a command: certs, up, admit, operators, digest, run, status or down"),
         (["status"], "No federation in"),
         (["run", "nowhere"], "No federation in"),
         (["run", "nowhere", "--set", "rounds"], "--set takes KEY=VALUE, got 'rounds'."),
@@ -108,6 +116,15 @@ def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
         (["up", "--port", "70000"], "'70000' is not between 1024 and 64000"),
         (["up", "--node-config", "no settings"], "Write --node-config as"),
         (["certs", "--host", "two words"], "'two words' is not a host name or address"),
+        (["certs", "--renew"], "has nothing to renew"),
+        (["digest", "nowhere"], "nowhere is not a Flower app"),
+        (["up", "--insecure", "--host", "a.example.org"], "--insecure works on this machine only"),
+        (
+            ["up", "--insecure", "--join", "a.example.org:9300", "--node", "1", "--parts", "1"],
+            "--insecure works on this machine only",
+        ),
+        (["up", "--only-apps", "abc"], "as 'simfbo flower digest APP' prints them"),
+        (["up", "--stock", "--only-apps", "a" * 64], "omit --stock or --only-apps"),
     ],
 )
 def test_mistakes_end_in_a_sentence(tmp_path, capsys, monkeypatch, words, sentence):
@@ -165,19 +182,25 @@ def test_parts_cover_all_clients_once():
         assert [*itertools.chain(*held)] == list(range(10))
 
 
-def test_status_shows_processes_nodes_and_runs(capsys, monkeypatch):
+def test_status_shows_processes_nodes_runs_and_what_listens(tmp_path, capsys, monkeypatch):
     found = control.Status(
         {"superlink": {"pid": 12, "starts": 1}, "node-1": {"pid": None, "starts": 3}},
-        [{"node-id": 77, "status": "online"}],
+        [{"node-id": 77, "key": "node-1", "status": "online"}],
         [],
+        control.listening(Layout(tmp_path), setup(host="0.0.0.0")),
+        ["server.crt expires soon."],
     )
     monkeypatch.setattr(control, "status", lambda folder: found)
     assert main(["flower", "status"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"superlink +12 +1 *\n", out)
     assert re.search(r"node-1 +restarting +3 *\n", out)
-    assert re.search(r"77 +online *\n", out)
+    assert re.search(r"77 +node-1 +online *\n", out)
     assert "no runs\n" in out
+    assert re.search(r"0\.0\.0\.0:9300 +TLS +nodes +one of 0 node keys", out)
+    assert re.search(r"127\.0\.0\.1:9300 +TLS +operators +an operator's key \(nobody\)", out)
+    assert re.search(r"127\.0\.0\.1:9302 +no TLS +node-2's app +the secret of this folder", out)
+    assert "Warning: server.crt expires soon." in out
 
 
 def test_a_process_that_ends_is_restarted_with_a_growing_delay(tmp_path, monkeypatch):
@@ -216,5 +239,5 @@ def test_a_node_sleeps_a_tenth_of_the_time_since_its_last_message(monkeypatch):
 
 
 def test_a_part_of_flower_that_is_gone_is_named():
-    with pytest.raises(SystemExit, match="use 'simfbo flower up --stock'"):
-        fast_nodes._replace(fast_nodes.run_clientapp, "no_such_thing", None)
+    with pytest.raises(SystemExit, match="install the one that simfbo was tested with"):
+        fast_nodes.replace(fast_nodes.run_clientapp, "no_such_thing", None)

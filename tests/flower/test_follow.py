@@ -2,13 +2,13 @@
 
 import json
 import re
+import time
 import tomllib
 
 import pytest
 
 from simfbo import UserError
 from simfbo.cli.main import main
-from simfbo.flower.ops import folder as layout
 from simfbo.flower.ops import follow, supervisor
 from simfbo.flower.ops.folder import Layout, Setup
 
@@ -94,12 +94,8 @@ def test_a_resumed_run_has_the_settings_it_was_started_with(tmp_path):
     assert found == {"rounds": 9, "rate": 2.0}
 
 
-def test_files_that_flower_reads_keep_any_path_and_text(federation):
+def test_settings_keep_any_path_and_text(federation):
     folder, app = federation
-    layout.write_connection(Layout(folder), setup())
-    found = tomllib.loads((folder / "flwr" / "config.toml").read_text())["superlink"]
-    assert found["default"] == "simfbo"
-    assert found["simfbo"]["root-certificates"] == str(folder / "certificates" / "ca.crt")
     run = follow.prepare(folder, app, {"name": '\N{SUNFLOWER} "1"'}, folder / "run")
     found = tomllib.loads(run.settings.read_text())
     assert found == {"name": '\N{SUNFLOWER} "1"', "folder": str(folder / "run")}
@@ -155,3 +151,19 @@ def test_runs_are_started_where_the_superlink_is(tmp_path, capsys):
     code, text = said(capsys, "run", "--folder", tmp_path, tmp_path)
     assert code == 2
     assert "The SuperLink runs on another machine: start runs there." in text
+
+
+def test_the_log_of_a_run_is_kept_and_its_last_error_found(tmp_path, monkeypatch):
+    def parts(layout, number):
+        yield "round 1\nValueError: first\n"
+        yield "simfbo.errors.User"
+        yield "Error: client 3 is gone.\nround 2\n"
+        raise UserError("The SuperLink does not respond.")
+
+    monkeypatch.setattr(follow.control_api, "stream_log", parts)
+    run = follow.Run(Layout(tmp_path), tmp_path, tmp_path)
+    log = follow._Log(run, "7")
+    while not log.done:
+        time.sleep(0.01)
+    assert log.reason == "client 3 is gone"
+    assert run.log.read_text().splitlines()[-1] == "round 2"

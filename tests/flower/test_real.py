@@ -4,13 +4,16 @@ import json
 import runpy
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
+from simfbo.cli.main import main
 from simfbo.flower import simulate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,11 +123,12 @@ def folder(tmp_path):
     flower(tmp_path / "federation", "down")
 
 
-def test_a_federation_from_up_to_down(folder, app, single_precision):
+def test_a_federation_from_up_to_down(folder, app, single_precision, capsys):
     (app / "task.py").write_text(SMALL_TASK)
     up = flower(folder, "up", "--nodes", 1, "--port", free_ports(3))
     assert up.returncode == 0, up.stderr
     assert "1 node here, with TLS and node keys" in up.stdout
+    assert "operators an operator's key (" in " ".join(up.stdout.split())
     assert any("--enable-supernode-auth" in command for command in processes_of(folder))
     output = folder.parent / "run"
     run = flower(folder, "run", app, "--set", "rounds=3", "--output", output)
@@ -137,8 +141,27 @@ def test_a_federation_from_up_to_down(folder, app, single_precision):
     wanted = [record["y"] for record in simulate(plan).records]
     assert wanted[0] == 0 < wanted[-1]
     assert [line["y"] for line in lines[1:-1]] == pytest.approx(wanted, rel=1e-6)
+    _no_one_else_gets_in(folder, capsys)
     assert flower(folder, "down").stdout == "Down.\n"
     assert processes_of(folder) == []
+
+
+def _no_one_else_gets_in(folder, capsys):
+    """Ask for the runs without an operator's key, and after the operator was revoked."""
+    address = json.loads((folder / "setup.json").read_text())["address"]
+    trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.crt"))
+    headers = {"content-type": "application/protobuf"}
+    answer = httpx.post(f"https://{address}/v1/control/list-runs", verify=trust, headers=headers)
+    assert answer.status_code == 401
+    assert "Only operators may do this" in answer.json()["detail"]
+    where = ["--folder", str(folder)]
+    assert main(["flower", "certs", "--renew", *where]) == 0
+    assert main(["flower", "status", *where]) == 0
+    assert "finished:completed" in capsys.readouterr().out
+    (public,) = (folder / "operators").glob("*.pub")
+    assert main(["flower", "operators", "revoke", public.stem, *where]) == 0
+    assert main(["flower", "status", *where]) == 2
+    assert "No operator's private key is in" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -34,18 +34,26 @@ _NODE_CONFIG = re.compile(r"""\s*([\w-]+=('[^']*'|"[^"]*"|[^\s'"]+)\s*)*""")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `flower`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_certs(_command(commands, "certs", "create certificates and node keys", _certs))
+    _add_certs(_command(commands, "certs", "create or renew certificates and keys", _certs))
     _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine", _up))
     _add_run(_command(commands, "run", "train with an app on a running federation", _run))
     admit = _command(commands, "admit", "admit a node by its public key", _admit)
-    admit.add_argument("key", type=Path, help="its public key, such as node-4.pub")
-    _command(commands, "status", "show processes, nodes and runs", _status)
+    admit.add_argument("key", type=Path, help="its public key, such as node-4.pub; a key of the "
+                       "same name is replaced")  # fmt: skip
+    who = _command(commands, "operators", "add, list and revoke those who may start runs", _who)
+    who.add_argument("action", choices=("add", "list", "revoke"))
+    who.add_argument("name", nargs="?", metavar="NAME|KEY.pub",
+                     help="the operator; add creates a key, or takes a public one")  # fmt: skip
+    digest = _command(commands, "digest", "print the digest of an app, for --only-apps", _digest)
+    digest.add_argument("app", type=Path, help="folder of the app")
+    _command(commands, "status", "show processes, nodes, runs and open ports", _status)
     _command(commands, "down", "stop all processes", _down)
 
 
 def call(options: argparse.Namespace) -> int:
     """Raise, since no command was named."""
-    raise UserError("Name a command: certs, up, admit, run, status or down (simfbo flower --help).")
+    names = "certs, up, admit, operators, digest, run, status or down"
+    raise UserError(f"Name a command: {names} (simfbo flower --help).")
 
 
 def _command(
@@ -64,7 +72,10 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
     add("--host", action="append", default=[], metavar="NAME",
         help="name or address by which nodes reach the server; repeatable")  # fmt: skip
     add("--nodes", type=_positive, default=3, metavar="K", help="number of node keys (default 3)")
-    add("--new", action="store_true", help="replace the existing ones")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--renew", action="store_true",
+                     help="replace those that are used here, also while runs go on")  # fmt: skip
+    how.add_argument("--new", action="store_true", help="replace all, and begin anew")
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +91,9 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--node", type=_positive, metavar="K", help="the number of this node, with --join")
     add("--node-config", default="", metavar="TEXT",
         help="settings passed to load_client, such as \"data='/srv/data'\"")  # fmt: skip
-    add("--insecure", action="store_true", help="without TLS and node keys, for a first try")
+    add("--only-apps", type=_digests, default=[], metavar="DIGEST[,DIGEST]",
+        help="the nodes here run these apps only (simfbo flower digest APP)")  # fmt: skip
+    add("--insecure", action="store_true", help="without TLS and node keys, on this machine only")
     add("--stock", action="store_true", help="use Flower's own, slower SuperNode and SuperExec")
 
 
@@ -96,14 +109,29 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _certs(options: argparse.Namespace) -> int:
-    """Create certificates and node keys."""
-    control = _ops("control")
-    made = control.create_certificates(options.folder, options.host, options.nodes, options.new)
+    """Create or renew certificates and keys."""
+    credentials = _ops("credentials")
+    if options.renew:
+        return _renew(options)
+    made = credentials.create_certificates(options.folder, options.host, options.nodes, options.new)
     OUT.print(f"Created {', '.join(made)}." if made else "Nothing was missing.")
     OUT.print(
         f"Everything is in {options.folder.resolve()}. A node's machine needs certificates/ca.crt "
-        "and its own keys/node-K; ca.key and server.key must stay here."
+        "and its own keys/node-K; ca.key, server.key and operators must stay here."
     )
+    _warn(options.folder)
+    return 0
+
+
+def _renew(options: argparse.Namespace) -> int:
+    """Replace certificates and keys."""
+    renewed = _ops("credentials").renew(options.folder)
+    OUT.print(f"Renewed {', '.join(renewed)}.")
+    layout = _ops("folder").Layout(options.folder.resolve())
+    if layout.setup.exists() and not layout.read_setup().link:
+        OUT.print("Send the new keys/node-K.pub to the server, where an operator admits it with "
+                  "'simfbo flower admit'. The node then uses its new key.")  # fmt: skip
+    _warn(options.folder)
     return 0
 
 
@@ -116,12 +144,49 @@ def _up(options: argparse.Namespace) -> int:
     security = "without TLS" if setup.insecure else "with TLS and node keys"
     nodes = f"{len(setup.nodes)} node{'' if len(setup.nodes) == 1 else 's'} here"
     OUT.print(f"Up: {where}, {nodes}, {security}. Logs are in {options.folder.resolve() / 'logs'}.")
+    layout = _ops("folder").Layout(options.folder.resolve())
+    _print_listening(control.listening(layout, setup))
+    _warn(options.folder)
     return 0
+
+
+def _warn(folder: Path) -> None:
+    """Print a sentence for every certificate that expires soon."""
+    tools = _ops("folder")
+    layout = tools.Layout(folder.resolve())
+    link = not layout.setup.exists() or layout.read_setup().link
+    for sentence in layout.expiring(link):
+        OUT.print(f"Warning: {sentence}")
 
 
 def _admit(options: argparse.Namespace) -> int:
     """Admit a node."""
-    OUT.print(f"Admitted {_ops('control').admit(options.folder, options.key)}.")
+    OUT.print(f"Admitted {_ops('credentials').admit(options.folder, options.key)}.")
+    return 0
+
+
+def _who(options: argparse.Namespace) -> int:
+    """Add, list or revoke operators."""
+    operators, folder = _ops("operators"), options.folder.resolve() / "operators"
+    if options.action == "list":
+        _print_table("operators", ("operator", "fingerprint", "private key"),
+                     operators.listed(folder))  # fmt: skip
+        return 0
+    if options.name is None:
+        raise UserError(f"Name the operator: simfbo flower operators {options.action} NAME.")
+    if options.action == "add":
+        _ops("credentials").create_folder(_ops("folder").Layout(folder.parent))
+        name = operators.add(folder, options.name)
+        OUT.print(f"Operator {name} may start, stop and watch runs. Keys are in {folder}.")
+    else:
+        operators.revoke(folder, options.name)
+        OUT.print(f"Revoked {options.name}, also for a SuperLink that is running.")
+    return 0
+
+
+def _digest(options: argparse.Namespace) -> int:
+    """Print an app's digest."""
+    OUT.print(_ops("control_api").digest(options.app), soft_wrap=True)
     return 0
 
 
@@ -143,8 +208,12 @@ def _status(options: argparse.Namespace) -> int:
         for name, known in found.processes.items()
     ]
     _print_table("processes", ("process", "pid", "starts"), rows)
-    _print_table("nodes", ("node-id", "status", "online-elapsed"), found.nodes)
-    _print_table("runs", ("run-id", "status", "elapsed"), found.runs)
+    if found.nodes is not None:  # only on the server
+        _print_table("nodes", ("node-id", "key", "status", "online-elapsed"), found.nodes)
+        _print_table("runs", ("run-id", "status", "elapsed", "app"), found.runs)
+    _print_listening(found.listening)
+    for sentence in found.expiring:
+        OUT.print(f"Warning: {sentence}")
     return 0
 
 
@@ -155,6 +224,7 @@ def _run(options: argparse.Namespace) -> int:
     if run.end is not None and run.end["status"] == "finished":
         OUT.print(f"The run in {run.folder} is already finished.")
         return 0
+    _warn(options.folder)
     try:
         with _RunBar() as bar:
             end = follow.train(run, options.retries, bar.show, OUT.print)
@@ -190,8 +260,10 @@ class _RunBar:
         self._bar.stop()
 
     def show(self, line: Json) -> None:
-        """Show a line of the history."""
-        if line["kind"] == "header":
+        """Show a line of the history, or which app was started."""
+        if line["kind"] == "app":
+            self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
+        elif line["kind"] == "header":
             self._bar.update(self._task, total=line["rounds"])
         elif line["kind"] == "record":
             metrics = {name: value for name, value in line.items() if name not in self._hidden}
@@ -204,6 +276,11 @@ class _RunBar:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
+
+
+def _print_listening(rows: Sequence[Json]) -> None:
+    """Print which addresses are listened on, and who may use them."""
+    _print_table("ports", ("listening on", "with", "for", "who must have"), rows)
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Json]) -> None:
@@ -228,6 +305,7 @@ def _setup(options: argparse.Namespace) -> Any:
                             "--node 2 --parts 3.")  # fmt: skip
     elif parts < len(nodes):
         raise UserError(f"{len(nodes)} nodes cannot share {parts} parts: raise --parts.")
+    _require_safe(options)
     return folder.Setup(
         link=options.join is None,
         address=options.join or f"127.0.0.1:{options.port}",
@@ -238,7 +316,17 @@ def _setup(options: argparse.Namespace) -> Any:
         base_port=options.port,
         insecure=options.insecure,
         stock=options.stock,
+        only_apps=options.only_apps,
     )
+
+
+def _require_safe(options: argparse.Namespace) -> None:
+    """Raise if flags leave a door open that another one closes."""
+    local = options.join is None or re.match(r"(127\.|localhost:|\[::1\]:)", options.join)
+    if options.insecure and (options.host or not local):
+        raise UserError("--insecure works on this machine only: omit it, or --host and --join.")
+    if options.stock and options.only_apps:
+        raise UserError("Flower's own nodes have no list of apps: omit --stock or --only-apps.")
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -257,6 +345,14 @@ def _ops(name: str) -> Any:
         if str(error.name).startswith("simfbo"):
             raise
         raise MissingExtra(missing("flwr", "flower")) from None
+
+
+def _digests(text: str) -> list[str]:
+    """Read digests, separated by commas."""
+    found = text.lower().split(",")
+    if not all(re.fullmatch(r"[0-9a-f]{64}", one) for one in found):
+        raise argparse.ArgumentTypeError("write digests as 'simfbo flower digest APP' prints them")
+    return found
 
 
 def _count(text: str) -> int:

@@ -1,7 +1,8 @@
 """Flower as the transport: the apps of a deployment, and the engine on a Flower grid.
 
-Only this module, `bounded` and `ops.fast_nodes` import flwr. A message holds blocks of bytes and
-texts that describe them (`simfbo.flower.wire`); its type is `train.` and the client step's name.
+This module, `bounded` and three of `simfbo.flower.ops` import flwr. A message holds blocks of bytes
+and texts that describe them (`simfbo.flower.wire`); its type is `train.` and the client step's
+name.
 """
 
 import json
@@ -45,6 +46,7 @@ _ERRORS = {  # Flower's codes
     3: (Reason.TIMED_OUT, Reason.TIMED_OUT.text),
     4: (Reason.TIMED_OUT, Reason.TIMED_OUT.text),
     5: (Reason.NODE_AWAY, Reason.NODE_AWAY.text),
+    7: (Reason.NODE_FAILED, "refuses this app, which is not on its list (up --only-apps)"),
     8: (Reason.NODE_FAILED, "did not reply: its process died"),
 }
 _WEIGHTS = "weights.json"

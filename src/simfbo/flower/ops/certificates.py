@@ -1,6 +1,8 @@
 """Certificates and keys of a federation: they identify the server and the nodes."""
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
@@ -15,8 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from simfbo.errors import UserError
+from simfbo.runs.files import write_atomic
 
-DAYS = 365
+DAYS = 365  # that a server certificate is valid
+AUTHORITY_DAYS = 5 * 365
+WARN_DAYS = 30  # before a certificate expires
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -24,9 +29,17 @@ def make_authority(folder: Path) -> None:
     """Create a certificate authority: `ca.crt` and `ca.key`."""
     folder.mkdir(parents=True, exist_ok=True)
     key = _key()
-    root = _certificate("simfbo federation", key.public_key(), None, key)
     write_private(folder / "ca.key", _pem(key))
-    (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    _write(folder / "ca.crt", _certificate("simfbo federation", key.public_key(), None, key))
+
+
+def renew_authority(folder: Path) -> None:
+    """Extend the life of a certificate authority, whose key stays the same.
+
+    So whoever has the old `ca.crt` goes on trusting the server until that one expires.
+    """
+    _, key = _authority(folder)
+    _write(folder / "ca.crt", _certificate("simfbo federation", key.public_key(), None, key))
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
@@ -37,19 +50,11 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         hosts: names and addresses by which nodes reach the server; localhost is always added.
     """
     names = [_name(host) for host in dict.fromkeys([*hosts, *LOCAL])]
-    try:
-        root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-        assert isinstance(authority, ec.EllipticCurvePrivateKey)
-    except (OSError, ValueError, AssertionError):
-        raise UserError(
-            f"{folder} has no certificate authority: create a new one with "
-            "'simfbo flower certs --new'."
-        ) from None
+    root, authority = _authority(folder)
     key = _key()
     server = _certificate("simfbo server", key.public_key(), (root, names), authority)
     write_private(folder / "server.key", _pem(key))
-    (folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    _write(folder / "server.crt", server)
 
 
 def names_of(file: Path) -> list[str]:
@@ -69,17 +74,34 @@ def require_names(hosts: Sequence[str]) -> None:
         _name(host)
 
 
-def is_public_key(file: Path) -> bool:
-    """Return whether a file holds a public key of the type that nodes use."""
+def public_key(file: Path) -> ec.EllipticCurvePublicKey | None:
+    """Return the public key in a file; None unless it is one of a node or operator."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):
-        return False
-    return isinstance(key, ec.EllipticCurvePublicKey)
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) else None
 
 
-def make_node_key(file: Path) -> None:
-    """Create a node's private key, and the public one next to it (.pub)."""
+def node_form(file: Path) -> bytes:
+    """Return the public key in a file as nodes send it; empty if there is none."""
+    key = public_key(file)
+    if key is None:
+        return b""
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return a public key's fingerprint, as `ssh-keygen -l` prints it."""
+    text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(text.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def make_key(file: Path) -> None:
+    """Create the private key of a node or operator, and the public one next to it (.pub)."""
     file.parent.mkdir(parents=True, exist_ok=True)
     key = _key()
     private = key.private_bytes(
@@ -90,8 +112,10 @@ def make_node_key(file: Path) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
+    coming = file.with_name(file.name + ".next.pub")  # both are valid until the old one is gone
+    write_atomic(coming, public + b"\n")
     write_private(file, private)
-    file.with_name(file.name + ".pub").write_bytes(public + b"\n")
+    os.replace(coming, file.with_name(file.name + ".pub"))
 
 
 def make_secret(file: Path) -> None:
@@ -100,21 +124,49 @@ def make_secret(file: Path) -> None:
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, from the moment it exists."""
-    file.unlink(missing_ok=True)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+    """Replace a file in one step; only its owner can read it, from the moment it exists."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         out.write(data)
+    os.replace(temporary, file)
 
 
-def expired(file: Path) -> bool:
-    """Return whether a certificate has expired."""
+def days_left(file: Path) -> float:
+    """Return the days until a certificate expires; negative if it has."""
+    return (_expiry(file) - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+
+
+def last_day(file: Path) -> str:
+    """Return the day on which a certificate expires."""
+    return f"{_expiry(file):%Y-%m-%d}"
+
+
+def _expiry(file: Path) -> datetime.datetime:
     try:
-        last = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+        return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
     except (OSError, ValueError):
         raise UserError(
             f"{file} is not a certificate: create new ones with 'simfbo flower certs --new'."
         ) from None
-    return last < datetime.datetime.now(datetime.UTC)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the certificate and key of a folder's authority."""
+    try:
+        root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, AssertionError):
+        raise UserError(
+            f"{folder} has no certificate authority: create a new one with "
+            "'simfbo flower certs --new'."
+        ) from None
+    return root, key
+
+
+def _write(file: Path, certificate: x509.Certificate) -> None:
+    write_atomic(file, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _certificate(
@@ -133,7 +185,7 @@ def _certificate(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS if issuer is None else DAYS))
         .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(_usage(issuer is None), critical=True)

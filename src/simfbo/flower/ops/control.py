@@ -1,17 +1,17 @@
-"""A federation on this machine: create certificates, start, admit nodes, look at it, stop."""
+"""A federation on this machine: start it, look at it, stop it."""
 
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from simfbo.errors import MissingExtra, UserError, missing
-from simfbo.flower.ops import certificates, flwr_commands, supervisor
-from simfbo.flower.ops.folder import Layout, Setup, environment, local_port, write_connection
+from simfbo.flower.ops import certificates, control_api, operators, supervisor
+from simfbo.flower.ops.credentials import create_folder, create_missing, sync_nodes
+from simfbo.flower.ops.folder import Layout, Setup, environment, local_port
 from simfbo.flower.ops.reach import is_healthy, require_superlink
 from simfbo.runs.files import Json, write_atomic
 
@@ -25,36 +25,17 @@ class Status(NamedTuple):
 
     Attributes:
         processes: by name, each with its `pid` and number of `starts`.
-        nodes: what the SuperLink knows of each node.
-        runs: what the SuperLink knows of each run.
+        nodes: what the SuperLink knows of each node; None if it is on another machine.
+        runs: what the SuperLink knows of each run; None if it is on another machine.
+        listening: who is listening where, and to whom.
+        expiring: a sentence for every certificate that expires soon.
     """
 
     processes: dict[str, Json]
-    nodes: list[Json]
-    runs: list[Json]
-
-
-def create_certificates(
-    folder: Path, hosts: Sequence[str] = (), nodes: int = 3, new: bool = False
-) -> list[str]:
-    """Create the certificates and node keys that are missing; return their names.
-
-    Args:
-        folder: of the federation.
-        hosts: names and addresses by which nodes reach the server.
-        nodes: the number of node keys.
-        new: replace the existing ones.
-    """
-    layout = Layout(folder.resolve())
-    certificates.require_names(hosts)
-    if supervisor.running(layout):
-        raise UserError("The federation is running: stop it with 'simfbo flower down' first.")
-    if new:
-        for old in (*layout.certificates.glob("*"), *layout.key(1).parent.glob("node-*")):
-            old.unlink()
-        for old in layout.folder.glob("superlink.db*"):  # it remembers the old keys
-            old.unlink()
-    return create_missing(layout, hosts, nodes)
+    nodes: list[Json] | None
+    runs: list[Json] | None
+    listening: list[Json]
+    expiring: list[str]
 
 
 def up(folder: Path, setup: Setup, hosts: Sequence[str] = (), say: Say = lambda text: None) -> None:
@@ -70,7 +51,10 @@ def up(folder: Path, setup: Setup, hosts: Sequence[str] = (), say: Say = lambda 
     if supervisor.running(layout):
         raise UserError(f"The federation in {layout.folder} is already running.")
     certificates.require_names(hosts)
-    _create_folder(layout)
+    create_folder(layout)
+    certificates.make_secret(layout.secret)
+    if setup.link:
+        operators.create_first(layout.operators)
     if setup.link and not setup.insecure:
         create_missing(layout, hosts, len(setup.nodes))
     _require_startable(layout, setup)
@@ -85,24 +69,6 @@ def up(folder: Path, setup: Setup, hosts: Sequence[str] = (), say: Say = lambda 
         raise
 
 
-def admit(folder: Path, key: Path) -> str:
-    """Admit a node: keep its public key, and register it if the SuperLink is running."""
-    layout = Layout(folder.resolve())
-    if not key.name.endswith(".pub") or not certificates.is_public_key(key):
-        raise UserError(
-            f"{key} is not a public key: give a file such as node-4.pub, created with "
-            "'ssh-keygen -t ecdsa -b 384'."
-        )
-    _create_folder(layout)
-    kept = layout.key(1).parent / key.name
-    kept.parent.mkdir(exist_ok=True)
-    if kept.resolve() != key.resolve():
-        shutil.copy(key, kept)
-    if supervisor.running(layout) is not None:
-        flwr_commands.register(layout, kept)
-    return kept.name
-
-
 def down(folder: Path) -> bool:
     """Stop all processes; return whether there were any."""
     return supervisor.stop(Layout(folder.resolve()))
@@ -111,46 +77,32 @@ def down(folder: Path) -> bool:
 def status(folder: Path) -> Status | None:
     """Return what is running; None if nothing is."""
     layout = Layout(folder.resolve())
-    layout.read_setup()
-    state = supervisor.running(layout)
+    setup, state = layout.read_setup(), supervisor.running(layout)
     if state is None:
         return None
-    nodes, runs = flwr_commands.list_nodes(layout), flwr_commands.list_runs(layout)
-    return Status(state["processes"], nodes, runs)
+    nodes = control_api.list_nodes(layout) if setup.link else None
+    runs = control_api.list_runs(layout) if setup.link else None
+    return Status(
+        state["processes"], nodes, runs, listening(layout, setup), layout.expiring(setup.link)
+    )
 
 
-def create_missing(layout: Layout, hosts: Sequence[str], nodes: int) -> list[str]:
-    """Create an authority, a server certificate, node keys and a secret, unless they exist.
-
-    A server certificate is replaced if it lacks one of the hosts.
-    """
-    made, server = [], layout.certificates / "server.crt"
-    _create_folder(layout)
-    if not (layout.certificates / "ca.crt").exists():
-        certificates.make_authority(layout.certificates)
-        made.append("ca.crt")
-    known = [] if "ca.crt" in made or not server.is_file() else certificates.names_of(server)
-    if not known or not {*hosts} <= {*known}:
-        names = [*dict.fromkeys([*hosts, *known, socket.gethostname(), *certificates.LOCAL])]
-        certificates.make_server_certificate(layout.certificates, names)
-        made.append(f"server.crt for {', '.join(names)}")
-    admitted = {key.name for key in layout.public_keys()}
-    for node in range(1, nodes + 1):
-        if not layout.key(node).exists() and f"node-{node}.pub" not in admitted:
-            certificates.make_node_key(layout.key(node))
-            made.append(f"node-{node}")
-    return made
-
-
-def _create_folder(layout: Layout) -> None:
-    """Create a federation's folder, which only its owner can read, and its secret."""
-    try:
-        layout.folder.mkdir(parents=True, exist_ok=True)
-        layout.folder.chmod(0o700)
-    except OSError as error:
-        raise UserError(f"Cannot use {layout.folder} as a folder: {error}.") from None
-    if not layout.secret.exists():
-        certificates.make_secret(layout.secret)
+def listening(layout: Layout, setup: Setup) -> list[Json]:
+    """Return which addresses a setup listens on, for whom, and what these must have."""
+    port, rows, secret = local_port(setup.address), [], "the secret of this folder"
+    if setup.link:
+        tls = "no TLS" if setup.insecure else "TLS"
+        who = ", ".join(one["operator"] for one in operators.listed(layout.operators)) or "nobody"
+        keys = "nothing" if setup.insecure else f"one of {len(layout.public_keys())} node keys"
+        rows = [
+            (f"{setup.host}:{port}", tls, "nodes", keys),
+            (f"127.0.0.1:{port}", tls, "operators", f"an operator's key ({who})"),
+            (f"127.0.0.1:{port}", tls, "processes of runs", secret),
+        ]
+    for node in setup.nodes:
+        rows.append((f"127.0.0.1:{setup.base_port + node}", "no TLS", f"node-{node}'s app", secret))
+    names = "listening on", "with", "for", "who must have"
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _require_startable(layout: Layout, setup: Setup) -> None:
@@ -184,7 +136,6 @@ def _write_files(layout: Layout, setup: Setup) -> None:
         old.replace(old.with_suffix(".log.old"))
     write_atomic(layout.setup, setup.model_dump_json(indent=1))
     layout.registered.unlink(missing_ok=True)
-    write_connection(layout, setup)
 
 
 def _become_ready(layout: Layout, setup: Setup, process: subprocess.Popen[bytes], say: Say) -> None:
@@ -193,10 +144,7 @@ def _become_ready(layout: Layout, setup: Setup, process: subprocess.Popen[bytes]
     if setup.link:
         say("Starting the SuperLink ...")
         _wait(lambda: is_healthy(layout, setup), process, layout, "superlink", deadline)
-        if not setup.insecure:
-            with ThreadPoolExecutor(4) as pool:
-                keys = layout.public_keys()
-                list(pool.map(lambda key: flwr_commands.register(layout, key), keys))
+        sync_nodes(layout)
     layout.registered.touch()
     say("Starting the nodes ...")
     for node in setup.nodes:
@@ -215,12 +163,12 @@ def _wait(
     while not ready():
         if process.poll() is not None:
             raise UserError(f"The supervisor ended: {tail(layout.log('supervisor'))}")
+        if layout.log(name).is_file() and b"is not admitted" in layout.log(name).read_bytes():
+            raise UserError(
+                f"The SuperLink rejected {name}, whose key is not admitted: run "
+                f"'simfbo flower admit {name}.pub' on the server."
+            )
         if time.monotonic() > deadline:
-            if b"code: 200" in layout.log(name).read_bytes():
-                raise UserError(
-                    f"The SuperLink rejected {name}, whose key is not registered: run "
-                    f"'simfbo flower admit {name}.pub' on the server."
-                )
             raise UserError(f"{name} is not ready after {_READY:g} s: {tail(layout.log(name))}")
         time.sleep(0.1)
 

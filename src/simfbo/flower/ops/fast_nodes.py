@@ -5,11 +5,12 @@ one, which imports JAX, loads the data and compiles every time. Here the SuperNo
 one process per app stays alive with its data and compiled programs. Both are Flower's own programs
 with two parts replaced; nodes that run them and nodes that run Flower's can be mixed.
 
-    python -m simfbo.flower.ops.fast_nodes supernode ...    # like flower-supernode
+    python -m simfbo.flower.ops.fast_nodes supernode ...    # like flower-supernode; --only-apps
     python -m simfbo.flower.ops.fast_nodes superexec ...    # like flower-superexec
 """
 
 import contextlib
+import hashlib
 import json
 import subprocess
 import sys
@@ -19,13 +20,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime import run_clientapp
 
 POLL, GIVE_UP = 0.05, 30.0  # seconds
@@ -100,18 +106,77 @@ def hasten_pulls() -> None:
         defaults |= {"initial_backoff": POLL, "max_time": GIVE_UP}
 
 
+class CurrentKey:
+    """Signs a node's requests with the key in a file, also after it was replaced."""
+
+    def __init__(self, file: Path) -> None:
+        """Take the file of the private key."""
+        self._file, self._version, self._signer = file, 0, None
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Sign a request and send it."""
+        version = self._file.stat().st_mtime_ns
+        if self._signer is None or version != self._version:
+            key: Any = load_ssh_private_key(self._file.read_bytes(), None)
+            self._signer = NodeAuthHttpInterceptor(key, key.public_key())
+            self._version = version
+        return self._signer.intercept(context, call_next)
+
+
+class _OtherApp(Exception):
+    """The app of a run is not on this node's list."""
+
+
+def only_apps(digests: set[str]) -> None:
+    """Answer messages of an app that is not on a list with an error, instead of running it.
+
+    The digest is that of the app's content as it arrived, whatever the SuperLink says it is.
+    """
+    internal: Any = start_client_internal
+    original = internal._pull_and_store_message
+
+    def pull(*, state: Any, object_store: Any, receive: Any, get_fab: Any, **rest: Any) -> Any:
+        received: list[Any] = []
+
+        def remember() -> Any:
+            received[:] = [receive()]
+            return received[0]
+
+        def check(*given: Any) -> Any:
+            app = get_fab(*given)
+            if hashlib.sha256(app.content).hexdigest() not in digests:
+                raise _OtherApp
+            return app
+
+        named = {"state": state, "object_store": object_store, **rest}
+        try:
+            return original(receive=remember, get_fab=check, **named)
+        except _OtherApp:
+            message, _ = received[0]
+            error = Error(ErrorCode.INVALID_FAB, "the app is not on the node's list (--only-apps)")
+            reply = Message(error, reply_to=message)
+            internal._insert_message(reply, state, object_store)
+            return message.metadata.run_id
+
+    replace(start_client_internal, "_pull_and_store_message", pull)
+
+
 def supernode() -> None:
-    """Run a SuperNode that polls for messages often."""
+    """Run a SuperNode that polls for messages often, and runs only the apps of `--only-apps`."""
+    if sys.argv[1:2] == ["--only-apps"]:
+        only_apps(set(sys.argv[2].split(",")))
+        del sys.argv[1:3]
+    if (flag := "--auth-supernode-private-key") in sys.argv:
+        file = Path(sys.argv[sys.argv.index(flag) + 1])
+        replace(fleet_http_connection, "NodeAuthHttpInterceptor", lambda *keys: CurrentKey(file))
     hasten_pulls()
-    _replace(
-        start_client_internal, "time", SimpleNamespace(**vars(time) | {"sleep": Pacer().sleep})
-    )
+    replace(start_client_internal, "time", SimpleNamespace(**vars(time) | {"sleep": Pacer().sleep}))
     flower_supernode()
 
 
 def superexec() -> None:
     """Run a SuperExec that keeps a ClientApp's process."""
-    _replace(run_superexec, "get_executor", lambda *given, **named: ResidentExecutor())
+    replace(run_superexec, "get_executor", lambda *given, **named: ResidentExecutor())
     flower_superexec()
 
 
@@ -126,8 +191,8 @@ def worker() -> None:
     def register(*, exit_handlers: list[Callable[[], Any]], **named: Any) -> None:
         after.extend(exit_handlers)
 
-    _replace(run_clientapp, "register_signal_handlers", register)
-    _replace(run_clientapp, "flwr_exit", lambda **named: None)
+    replace(run_clientapp, "register_signal_handlers", register)
+    replace(run_clientapp, "flwr_exit", lambda **named: None)
     for line in sys.stdin:
         address, token, insecure, certificates = json.loads(line)
         root = None if certificates is None else Path(certificates).read_bytes()
@@ -137,12 +202,12 @@ def worker() -> None:
             exit_handler()
 
 
-def _replace(module: ModuleType, name: str, value: Any) -> None:
+def replace(module: ModuleType, name: str, value: Any) -> None:
     """Replace a part of one of Flower's modules; it must exist."""
     if not hasattr(module, name):
         raise SystemExit(
-            f"This version of Flower has no {module.__name__}.{name}: use "
-            "'simfbo flower up --stock'."
+            f"This version of Flower has no {module.__name__}.{name}: install the one that "
+            "simfbo was tested with, pip install 'flwr==1.41.0'."
         )
     setattr(module, name, value)
 

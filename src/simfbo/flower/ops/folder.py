@@ -5,15 +5,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simfbo.errors import UserError
 from simfbo.flower.ops import certificates
-from simfbo.runs.files import write_atomic
-
-CONNECTION = "simfbo"  # the SuperLink's name in Flower's configuration
-_SUPERLINK = "superlink"
 
 
 class Setup(BaseModel):
@@ -27,8 +22,9 @@ class Setup(BaseModel):
         parts: the total number of nodes; node k holds part k of the clients.
         node_config: further settings of the nodes, passed to `load_client`.
         base_port: node k's own service listens on base_port + k, for this machine only.
-        insecure: without TLS and node authentication.
-        stock: Flower's own programs instead of the fast ones.
+        insecure: without TLS and node authentication, for this machine only.
+        stock: Flower's own programs for the nodes instead of the fast ones.
+        only_apps: digests of the apps that the nodes here run; all if there are none.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -42,6 +38,7 @@ class Setup(BaseModel):
     base_port: int
     insecure: bool = False
     stock: bool = False
+    only_apps: list[str] = []
 
 
 class Process(NamedTuple):
@@ -91,13 +88,30 @@ class Layout(NamedTuple):
         """Return the file whose presence says that the node keys are registered."""
         return self.folder / "registered"
 
+    @property
+    def keys(self) -> Path:
+        """Return the folder of node keys."""
+        return self.folder / "keys"
+
+    @property
+    def operators(self) -> Path:
+        """Return the folder of operators' keys."""
+        return self.folder / "operators"
+
     def key(self, node: int) -> Path:
         """Return a node's private key."""
-        return self.folder / "keys" / f"node-{node}"
+        return self.keys / f"node-{node}"
 
     def public_keys(self) -> list[Path]:
-        """Return the public keys of all nodes that are admitted."""
-        return sorted((self.folder / "keys").glob("*.pub"))
+        """Return the public keys of all nodes that are admitted, without those being replaced."""
+        found = self.keys.glob("*.pub")
+        return sorted(file for file in found if not file.stem.endswith((".old", ".next")))
+
+    def identity(self, key: Path) -> Path:
+        """Return the public key by which the SuperLink knows a node: the first one it had."""
+        name = key.stem.removesuffix(".old").removesuffix(".next")
+        first = key.with_name(f"{name}.first")
+        return first if first.exists() else key
 
     def log(self, name: str) -> Path:
         """Return a process's log."""
@@ -116,18 +130,40 @@ class Layout(NamedTuple):
         """Raise unless the certificates and keys that a setup needs exist and are valid."""
         if setup.insecure:
             return
-        names = ["ca.crt", *(["server.crt", "server.key"] if setup.link else [])]
-        files = [self.certificates / name for name in names]
-        for file in (*files, *map(self.key, setup.nodes)):
+        keys = [self.certificates / "server.key"] if setup.link else []
+        for file in (*self._dated(setup.link), *keys, *map(self.key, setup.nodes)):
             if not file.is_file():
                 raise UserError(
                     f"{file} is missing: create it with 'simfbo flower certs', or copy it from "
                     "the server."
                 )
-        if certificates.expired(files[0]):
-            raise UserError(
-                f"{files[0]} has expired: create new ones with 'simfbo flower certs --new'."
-            )
+        for file in self._dated(setup.link):
+            if certificates.days_left(file) < 0:
+                raise UserError(
+                    f"{file} expired on {certificates.last_day(file)}: {_renewal(setup.link)}."
+                )
+
+    def expiring(self, link: bool) -> list[str]:
+        """Return a sentence for every certificate that expires soon, on a server or elsewhere."""
+        files = [file for file in self._dated(link) if file.is_file()]
+        left = {file: certificates.days_left(file) for file in files}
+        return [
+            f"{file.name} {'expires' if days > 0 else 'expired'} on {certificates.last_day(file)}: "
+            f"{_renewal(link)}."
+            for file, days in left.items()
+            if days < certificates.WARN_DAYS
+        ]
+
+    def _dated(self, link: bool) -> list[Path]:
+        """Return the certificates that are needed on a server or elsewhere."""
+        names = ["ca.crt", "server.crt"] if link else ["ca.crt"]
+        return [self.certificates / name for name in names]
+
+
+def _renewal(link: bool) -> str:
+    if link:
+        return "renew it with 'simfbo flower certs --renew'"
+    return "renew it on the server with 'simfbo flower certs --renew', and copy ca.crt here"
 
 
 def processes(layout: Layout, setup: Setup) -> list[Process]:
@@ -149,22 +185,12 @@ def environment(layout: Layout, process: str = "") -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # further ports, without the door
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "NO_COLOR": "1",
         **often,
     }
-
-
-def write_connection(layout: Layout, setup: Setup) -> None:
-    """Write Flower's configuration: how its commands reach the SuperLink."""
-    layout.home.mkdir(parents=True, exist_ok=True)
-    link: dict[str, object] = {"address": setup.address}
-    if setup.insecure:
-        link["insecure"] = True
-    else:
-        link["root-certificates"] = str(layout.certificates / "ca.crt")
-    config = {"superlink": {"default": CONNECTION, CONNECTION: link}}
-    write_atomic(layout.home / "config.toml", tomli_w.dumps(config))
 
 
 def local_port(address: str) -> int:
@@ -184,7 +210,8 @@ def _superlink(layout: Layout, setup: Setup) -> Process:
         trust += ["--ssl-keyfile", str(folder / "server.key")]
     where = ["--host", setup.host, "--port", str(local_port(setup.address))]
     keep = ["--isolation", "process", "--database", str(layout.folder / "superlink.db")]
-    return Process(_SUPERLINK, ["flower-superlink", *where, *trust, *keep, *_secret(layout)])
+    program = [sys.executable, "-m", "simfbo.flower.ops.superlink", str(layout.folder)]
+    return Process("superlink", [*program, *where, *trust, *keep, *_secret(layout)])
 
 
 def _server_exec(layout: Layout, setup: Setup) -> Process:
@@ -201,9 +228,10 @@ def _supernode(layout: Layout, setup: Setup, node: int) -> Process:
     where = ["--superlink", setup.address, "--host", "127.0.0.1"]
     where += ["--port", str(setup.base_port + node)]
     rest = ["--isolation", "process", "--node-config", settings]
-    return Process(
-        f"node-{node}", [*_program(setup, "supernode"), *where, *trust, *rest, *_secret(layout)]
-    )
+    program = _program(setup, "supernode")
+    if setup.only_apps:
+        program += ["--only-apps", ",".join(setup.only_apps)]
+    return Process(f"node-{node}", [*program, *where, *trust, *rest, *_secret(layout)])
 
 
 def _node_exec(layout: Layout, setup: Setup, node: int) -> Process:

@@ -1,5 +1,6 @@
 """A run on the federation: started, followed to its end, and resumed if its process dies."""
 
+import contextlib
 import json
 import re
 import threading
@@ -13,11 +14,13 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from simfbo.errors import UserError, brief, plain
-from simfbo.flower.ops import flwr_commands, supervisor
+from simfbo.flower.ops import control_api, supervisor
 from simfbo.flower.ops.folder import Layout
 from simfbo.runs.files import Json, require_no_way_out, write_atomic
 from simfbo.runs.history import FILE, History
 from simfbo.runs.interrupts import held_back
+
+_REASON = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
 Watch = Callable[[Json], object]
 Say = Callable[[str], object]
@@ -98,7 +101,7 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
     Args:
         run: the run.
         retries: how often to resume it.
-        watch: called with the header of the history and with every line that is added to it.
+        watch: called with the app's digest, the header of the history and every line that is added.
         say: called with what happens besides.
 
     Returns:
@@ -116,14 +119,14 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
 def _follow(run: Run, watch: Watch) -> Json | None:
     """Start a run and wait for its end; return the end record, None if its server died."""
     reader, number = HistoryReader(run.history), ""
-    log: _Log | None = None
+    watch({"kind": "app", "digest": control_api.digest(run.app)})
     if reader.header:
         watch(reader.header)
     try:
         with held_back():  # once the run has begun, its number is known
-            number = flwr_commands.start_run(*run[:2], run.settings)
+            number = control_api.start_run(*run[:2], run.settings)
         log = _Log(run, number)
-        while not log.done or not flwr_commands.is_over(run.layout, number):
+        while not log.done or not control_api.is_over(run.layout, number):
             if log.done:  # the SuperLink died, but not the run
                 log = _Log(run, number)
             for line in reader.new_lines():
@@ -133,12 +136,10 @@ def _follow(run: Run, watch: Watch) -> Json | None:
             watch(line)
     except KeyboardInterrupt:
         if number:
-            flwr_commands.stop_run(run.layout, number)
+            with contextlib.suppress(UserError):
+                control_api.stop_run(run.layout, number)
         raise
-    finally:
-        if log is not None:
-            log.stop()
-    if run.end is None and log is not None and log.reason is not None:
+    if run.end is None and log.reason is not None:
         raise UserError(f"The run failed: {log.reason}. The full log is in {run.log}.")
     return run.end
 
@@ -247,26 +248,22 @@ class _Log:
     def __init__(self, run: Run, number: str) -> None:
         self.reason: str | None = None
         self.done = False
-        self._file, self._job = run.log, flwr_commands.stream_log(run.layout, number)
+        self._file, self._parts = run.log, control_api.stream_log(run.layout, number)
         threading.Thread(target=self._read, daemon=True).start()
 
-    def stop(self) -> None:
-        """Stop reading."""
-        self._job.kill()
-
     def _read(self) -> None:
-        assert self._job.stdout is not None
+        cut_off = ""
         try:
-            # The log starts over.
-            with self._job.stdout as lines, open(self._file, "w", errors="replace") as out:
-                for line in lines:
-                    out.write(line)
+            with open(self._file, "w", errors="replace") as out:  # the log starts over
+                for part in self._parts:
+                    out.write(part)
                     out.flush()
-                    if found := re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)", line):
+                    *lines, cut_off = (cut_off + part).split("\n")
+                    for found in filter(None, map(_REASON.match, lines)):
                         self.reason = found[1].strip().rstrip(".")
+        except UserError:
+            pass  # the SuperLink died, or refuses: whoever waits for the end finds out
         finally:
-            self.stop()
-            self._job.wait()
             self.done = True
 
 

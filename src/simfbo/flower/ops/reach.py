@@ -48,8 +48,8 @@ def require_superlink(layout: Layout, setup: Setup) -> None:
         raise UserError(f"The SuperLink at {setup.address} uses TLS: omit --insecure.")
     if not trusted and not setup.insecure:
         raise UserError(
-            f"The SuperLink at {setup.address} does not use TLS: check the port, or join with "
-            "--insecure if it was started with --insecure."
+            f"The SuperLink at {setup.address} does not use TLS: check the port, or, on its own "
+            "machine, join with --insecure if it was started with --insecure."
         )
 
 
@@ -59,6 +59,11 @@ def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerific
         return (
             f"The SuperLink's certificate is not valid for '{host}': create one on the server with "
             f"'simfbo flower certs --host {host}'."
+        )
+    if "expired" in error.verify_message:
+        return (
+            f"The certificate of the SuperLink at {setup.address}, or ca.crt here, has expired: "
+            "run 'simfbo flower certs --renew' on the server, and copy ca.crt from there."
         )
     return (
         f"{layout.certificates / 'ca.crt'} did not sign the certificate of the SuperLink at "

@@ -73,8 +73,8 @@ def supervise(layout: Layout) -> None:
     children = [_Child(layout, p) for p in processes(layout, layout.read_setup())]
     try:
         while not received:
-            registered = layout.registered.exists()  # before that, nodes would be rejected
-            due = [c for c in children if registered or not c.process.name.startswith("node")]
+            registered = layout.registered.exists()  # before that, others would be rejected
+            due = [c for c in children if registered or c.process.name == "superlink"]
             if any([child.poll() for child in due]):
                 _write_state(layout, children)
             time.sleep(0.2)
