@@ -3,9 +3,9 @@
 An algorithm names the channels of its sums that vanish at the solution (`Algorithm.residuals`):
 grad_y G on y, the residual of the linear system on v, the hypergradient on x. Their norms are taken
 in about 200 rounds of a run, in 20 parts. A part's residual is the root mean square of its norms,
-less what is noise. The verdict compares the last tenth of a run with the largest part; for the
-hypergradient, with the largest in which y and v were near their solutions, for before that it is
-something else.
+less what is noise. The verdict compares the last tenth of a run with the largest part of its first
+quarter; for the hypergradient, with the first parts in which y and v were near their solutions, for
+before that it is something else.
 """
 
 from collections.abc import Mapping
@@ -77,23 +77,29 @@ def verdict(seen: Seen) -> Json | None:
     """Return the verdict on a run; None if its algorithm has no residuals.
 
     Returns:
-        `lower`, `linear` and `hypergradient`, relative to the largest; `converged`, which is None
+        `lower`, `linear` and `hypergradient`, relative to the start; `converged`, which is None
         where the hypergradient is not known; `text`, one sentence.
     """
     parts = {name: _residuals(seen[name]) for name in ("y", "v", "x") if name in seen}
     if not parts:
         return None
-    solved = {name: one / (np.max(one) or 1.0) for name, one in parts.items() if name != "x"}
+    solved = {name: one / _first(one) for name, one in parts.items() if name != "x"}
     found = {_NAMES[name]: float(one[-1]) for name, one in solved.items()}
     small = all(value <= SOLVED for value in found.values())
     converged = None if small else False
     if "x" in parts:
         h = parts["x"]
         near = np.all([one <= _NEAR for one in (*solved.values(), 0 * h)], axis=0)
-        found["hypergradient"] = float(h[-1] / (np.max(h, where=near, initial=h[-1]) or 1.0))
+        start = np.max(h[near][:2], initial=0.0) or h[-1] or 1.0
+        found["hypergradient"] = float(h[-1] / start)
         converged = small and found["hypergradient"] <= CONVERGED
     growing = any(one[-1] > 1.3 * one[-2] for one in parts.values() if len(one) > 1)
     return {**found, "converged": converged, "text": _text(found, converged, growing)}
+
+
+def _first(parts: np.ndarray) -> float:
+    """Return the largest residual of a run's first quarter: later ones may be accidents."""
+    return float(np.max(parts[: max(1, len(parts) // 4)])) or 1.0
 
 
 def _residuals(one: Json) -> np.ndarray:
