@@ -97,6 +97,10 @@ def compare(
     looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
     figures.save(groups, metric, rows, directory, looks)
     print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    for job, history in zip(runs, histories, strict=True):
+        for line in history.warnings:
+            where = f"{job.directory.name}, round {line['round']}"
+            OUT.print(f"{where}: {line['text']}", markup=False)
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
     return 0
 

@@ -97,12 +97,15 @@ class Exchange(NamedTuple):
         admitted: whether a reply counts, by position in the cohort.
         squares: squared norms of the replies, by position and leaf.
         refusals: the replies that do not count.
+        probes: a few numbers of each admitted reply, by position (`simfbo.core.watch`); None where
+            replies are not compared.
     """
 
     request: Request
     admitted: Bool[np.ndarray, " cohort"]
     squares: Float[np.ndarray, "cohort leaves"]
     refusals: list[Refusal]
+    probes: Float[np.ndarray, "cohort numbers"] | None = None
 
     @property
     def factor(self) -> float:

@@ -17,6 +17,7 @@ from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import admit
 from simfbo.core.problem import PyTree
+from simfbo.core.watch import probes
 from simfbo.engines.base import Call, Engine, combined, zeros_for
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment
@@ -133,7 +134,7 @@ class DistributedFederation(Engine):
             call.plan[positions],
             call.eta,
             call.cohort.weights[positions] if adds else None,
-            self.gate,
+            self.rules(request.client_step),
             None if self.secret else call.key,
         )
         package = encode_request(own, self._known)
@@ -149,10 +150,11 @@ class DistributedFederation(Engine):
                 found += replies(package, request.ids[outcome.parts[node]])
             except BadPackage as error:
                 outcome.refuse(node, error)
-        messages, squares, refusals = admit(found, request, self.gate)
+        messages, squares, refusals = admit(found, request, self.rules(request.client_step))
         admitted = np.array([message is not None for message in messages])
         total = combined(messages, weights, stacked, request.like)
-        return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
+        said = _explained(refusals, request, outcome)
+        return total, Exchange(request, admitted, squares, said, probes(messages, request))
 
     def _added(self, request: Request, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Add up the nodes' partial sums, in the order of their clients."""

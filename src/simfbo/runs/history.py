@@ -1,8 +1,8 @@
 """The history of a run: JSON lines on disk, appended during the run, readable at any moment.
 
-The first line is the header (configuration, versions, seed), followed by one line per evaluation
-and per refused reply, and an end line that says how the run ended. It is strict JSON: a number that
-is not finite is written as null and read as NaN.
+The first line is the header (configuration, versions, seed), followed by one line per evaluation,
+per refused reply and per warning, and an end line that says how the run ended. It is strict JSON: a
+number that is not finite is written as null and read as NaN.
 """
 
 import contextlib
@@ -40,6 +40,10 @@ class History:
         state: the algorithm's last state; None in a history loaded from disk.
         refusals: one dictionary per excluded reply: `round`, `exchange`, `client_step`, `client`,
             `reason` (a value of `simfbo.core.exchange.Reason`) and `text`, the reason in words.
+        warnings: one dictionary per warning of clients whose messages stand out: `round`,
+            `exchange`, `client_step`, `about` (what is said of them: "few" carry most of the sum,
+            "opposed" to others, the "same" messages), `clients`, `share` (of the sum of norms) and
+            `text`.
     """
 
     header: Json
@@ -47,6 +51,12 @@ class History:
     end: Json | None = None
     state: Any = None
     refusals: list[Json] = field(default_factory=list)
+    warnings: list[Json] = field(default_factory=list)
+
+    @property
+    def lines(self) -> dict[str, list[Json]]:
+        """Return the lists that grow during a run, by the kind of their lines."""
+        return {"record": self.records, "refusal": self.refusals, "warning": self.warnings}
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
@@ -67,8 +77,8 @@ class History:
             kind = line.pop("kind")
             if kind == "end":
                 history.end = line
-            elif kind == "refusal":
-                history.refusals.append(line)
+            elif kind in ("refusal", "warning"):
+                history.lines[kind].append(line)
             else:
                 read = {key: math.nan if line[key] is None else line[key] for key in line}
                 history.records.append(read)

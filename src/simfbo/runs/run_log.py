@@ -3,9 +3,9 @@
 import hashlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ class Progress(NamedTuple):
         seconds: wall-clock time so far.
         cpu_seconds: processor time so far, over all threads.
         written: size of the history in bytes.
+        memory: what the federation remembers of earlier exchanges, as JSON values.
     """
 
     round: int
@@ -39,6 +40,7 @@ class Progress(NamedTuple):
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     written: int = 0
+    memory: Mapping[str, Any] = {}
 
 
 class RunLog:
@@ -105,14 +107,13 @@ class RunLog:
 
     def rewind(self, progress: Progress) -> None:
         """Remove the lines that were written after some progress."""
-        for lines in (self.history.records, self.history.refusals):
+        for lines in self.history.lines.values():
             lines[:] = [line for line in lines if line["round"] <= progress.round]
         self._open.cut(progress.written)
 
     def add(self, kind: str, *lines: Json) -> int:
-        """Append records or refusals; return the new size of the history in bytes."""
-        kept = self.history.records if kind == "record" else self.history.refusals
-        kept += map(dict, lines)
+        """Append lines of one kind; return the new size of the history in bytes."""
+        self.history.lines[kind] += map(dict, lines)
         self._open.write(kind, *lines)
         return self._open.position
 
@@ -132,6 +133,8 @@ class RunLog:
 
     def end(self, end: Json) -> History:
         """Write the end line; return the history."""
+        if self.history.warnings:
+            end = {**end, "warnings": len(self.history.warnings)}
         self.history.end = end
         self._open.write("end", end)
         return self.history
@@ -158,6 +161,7 @@ class RunLog:
             "seconds": at.seconds,
             "cpu_seconds": at.cpu_seconds,
             "written": at.written,
+            "memory": at.memory,
             "history": hashlib.sha256(self._stored_history()[: at.written]).hexdigest(),
         }
 
@@ -181,7 +185,7 @@ class RunLog:
             ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_step.items()})
             spent = manifest["seconds"], manifest["cpu_seconds"]
             state = checkpoint.restore(found.arrays, first.state)
-            numbers = manifest["refused"], *spent, manifest["written"]
+            numbers = manifest["refused"], *spent, manifest["written"], manifest.get("memory", {})
             return Progress(manifest["round"], state, ledger, *numbers), history
 
         return read

@@ -1,0 +1,291 @@
+"""What stands out among the messages of an exchange: their norms and directions, watched over time.
+
+Nothing here changes a result. An exchange is looked at in the order of its number, each look finds
+the clients that stand out, and what stands out in most looks becomes a `Suspicion`. Directions are
+compared on a `Probe`: a fixed choice of a message's numbers, the same in every engine and run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.aggregation import CHANNELS, channel
+from simfbo.core.exchange import Exchange, Request
+from simfbo.core.problem import PyTree
+
+Kind = Literal["few", "opposed", "same"]
+Memory = dict[str, Any]  # JSON values
+
+EVERY_ONE, THEN_EVERY = 32, 7  # exchanges: all of the first, then one in seven
+ALARM = 8  # looks that found something, less those that did not
+AGAIN = 3  # suspicions of one kind in a run, at most
+
+OUTLIER, MOST = 5.0, 0.8  # times the median norm; of the sum of norms
+OPPOSED, AGAINST, AGREE = -0.6, -0.3, 0.1  # cosines
+EQUAL = 1e-3  # relative distance
+FEWEST, WIDE = 6, 64  # clients and numbers below which cosines say nothing
+_PAIRS, _NUMBERS, _SEED = 256, 2**18, 16
+_NOTHING: Memory = {"score": 0, "seen": {}, "said": []}
+
+
+class Suspicion(NamedTuple):
+    """Clients whose messages stood out in most of the recent exchanges.
+
+    Attributes:
+        kind: "few" carry most of the sum, "opposed" to others, or the "same" messages.
+        exchange: the number of the exchange in which there was enough evidence.
+        client_step: the name of its client step.
+        clients: who stood out.
+        share: their part of the sum of norms in that exchange.
+        text: the same in words.
+    """
+
+    kind: Kind
+    exchange: int
+    client_step: str
+    clients: list[int]
+    share: float
+    text: str
+
+
+class Probe(NamedTuple):
+    """Which numbers of a message are compared.
+
+    Attributes:
+        leaves: channel after channel: the number of a leaf, and positions in it when it is flat.
+        widths: how many numbers of each channel that are.
+    """
+
+    leaves: tuple[tuple[int, np.ndarray], ...]
+    widths: tuple[int, ...]
+
+
+def probe_of(message: PyTree, clients: int) -> Probe:
+    """Return the probe for messages like this in cohorts of this size.
+
+    Args:
+        message: an example; its leaves may be abstract. Numbers outside of the channels are left
+            out, unless there are no others.
+        clients: the size of the cohort, which bounds how much is kept of each message.
+    """
+    leaves = jax.tree.leaves_with_path(message)
+    sizes = tuple((channel(path), int(np.prod(leaf.shape))) for path, leaf in leaves)
+    return _probe(sizes, int(np.clip(_NUMBERS // max(1, clients), 16, 256)))
+
+
+@lru_cache(maxsize=256)
+def _probe(sizes: tuple[tuple[str | None, int], ...], most: int) -> Probe:
+    """Return the probe for leaves of these channels and sizes, with `most` numbers per channel."""
+    found: list[tuple[int, np.ndarray]] = []
+    widths: list[int] = []
+    for name in CHANNELS if any(of for of, _ in sizes) else (None,):
+        own = [j for j, (of, size) in enumerate(sizes) if of == name and size]
+        ends = np.cumsum([0, *(sizes[j][1] for j in own)])
+        chosen = np.arange(ends[-1])
+        if len(chosen) > most:
+            chosen = np.sort(np.random.default_rng(_SEED).choice(len(chosen), most, replace=False))
+        for j, (start, end) in zip(own, pairwise(ends.tolist()), strict=True):
+            found.append((j, chosen[(chosen >= start) & (chosen < end)] - start))
+        widths += [len(chosen)] if own else []
+    return Probe(tuple(found), tuple(widths))
+
+
+def take(probe: Probe, message: PyTree) -> jax.Array:
+    """Return the probed numbers of a message, channel after channel."""
+    leaves, wide = jax.tree.leaves(message), jnp.result_type(float)
+    parts = [jnp.ravel(leaves[j])[at].astype(wide) for j, at in probe.leaves]
+    return jnp.concatenate(parts) if parts else jnp.zeros(0, wide)
+
+
+def probes(messages: Sequence[PyTree | None], request: Request) -> np.ndarray | None:
+    """Return the probed numbers of messages, a row each; None where nobody looks at them.
+
+    Args:
+        messages: by position in the cohort; None, which gives zeros, where no reply counts.
+        request: what they answer.
+    """
+    if not looks_at(request.number):
+        return None
+    probe = probe_of(request.like, len(messages))
+    rows = np.zeros((len(messages), sum(probe.widths)))
+    for row, message in zip(rows, messages, strict=True):
+        if message is not None:
+            row[:] = np.asarray(take(probe, message))
+    return rows
+
+
+def looks_at(number: int) -> bool:
+    """Return whether the exchange of this number is looked at."""
+    return number <= EVERY_ONE or number % THEN_EVERY == 0
+
+
+def observe(
+    memory: Memory, exchange: Exchange, weights: np.ndarray, work: np.ndarray
+) -> tuple[Memory, list[Suspicion]]:
+    """Look at an exchange; return the new memory and the suspicions with enough evidence now.
+
+    Args:
+        memory: what earlier exchanges left behind; it is not changed.
+        exchange: the outcome of an exchange.
+        weights: of the cohort's messages.
+        work: how much of a client's work is in its message, ||a_i||_1.
+    """
+    if not looks_at(exchange.request.number):
+        return memory, []
+    here = exchange.admitted & (exchange.squares.sum(1) > 0)
+    norms = np.sqrt(exchange.squares[here].sum(1))
+    carried = np.abs(weights[here]) * norms
+    ids = exchange.request.ids[here]
+    found: dict[Kind, np.ndarray] = {"few": few(norms, carried, work[here])}
+    if exchange.probes is not None:
+        widths = probe_of(exchange.request.like, len(here)).widths
+        grams = gram_matrices(exchange.probes[here][:_PAIRS], widths)
+        found["opposed"] = opposed(grams, widths, weights[here][:_PAIRS])
+        found["same"] = same(grams, ids[:_PAIRS])
+    after, told = dict(memory), []
+    for kind, at in found.items():
+        kept = memory.get(kind, _NOTHING)
+        by_client = kind == "opposed"  # noise opposes somebody in every exchange, but who differs
+        after[kind], named = (
+            _counted_each(kept, ids[at], ids) if by_client else _counted(kept, ids[at])
+        )
+        if named:
+            share = float(carried[np.isin(ids, named)].sum()) / (float(carried.sum()) or 1.0)
+            which = exchange.request.number, exchange.request.client_step
+            told.append(Suspicion(kind, *which, named, share, _text(kind, named, share)))
+    return after, told
+
+
+def few(norms: np.ndarray, carried: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """Return who carries most of the sum though they are few and stand out; nobody as a rule.
+
+    Args:
+        norms: of the messages, all positive.
+        carried: norms times weights.
+        work: local work; who only did more of it does not stand out.
+    """
+    if len(norms) < 3:
+        return np.zeros(0, int)
+    per_work = norms / np.where(work > 0, work, 1.0)
+    ratio = np.minimum(norms / np.median(norms), per_work / np.median(per_work))
+    large = np.flatnonzero(ratio > OUTLIER)
+    enough = 3 * len(large) <= len(norms) and carried[large].sum() > MOST * carried.sum()
+    return large if enough else large[:0]
+
+
+def gram_matrices(rows: np.ndarray, widths: Sequence[int]) -> np.ndarray:
+    """Return the inner products of all pairs of rows, for each channel."""
+    parts = [rows[:, start:end] for start, end in pairwise(np.cumsum([0, *widths]).tolist())]
+    return np.array([part @ part.T for part in parts]).reshape(len(parts), *[len(rows)] * 2)
+
+
+def opposed(grams: np.ndarray, widths: Sequence[int], weights: np.ndarray) -> np.ndarray:
+    """Return who points against the rest where the rest agree, or against some other client.
+
+    Cosines are averaged over the channels; those of few numbers are left out, since there honest
+    clients point anywhere. Near a solution every client points against the sum of the others.
+    """
+    used = grams[np.asarray(widths, int) >= WIDE]
+    if not len(used) or grams.shape[1] < FEWEST:
+        return np.zeros(0, int)
+    norms = np.sqrt(np.einsum("cii->ci", used))
+    cosines = _ratio(used, norms[:, :, None] * norms[:, None, :])
+    degree = (cosines.mean(0) < OPPOSED).sum(1)
+    paired = np.flatnonzero((degree > 0) & (2 * degree >= degree.max()))
+    return np.union1d(_against_the_rest(cosines, weights), paired)
+
+
+def _against_the_rest(cosines: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return who points against the sum of the others while most point along.
+
+    Messages count with their weights but not with their norms, or one large message would be the
+    sum of the others for everybody else.
+    """
+    own = np.einsum("cii->ci", cosines)
+    along = cosines @ weights
+    rest = along - weights * own
+    lengths = (along @ weights)[:, None] - 2 * weights * along + weights**2 * own
+    found = _ratio(rest, np.sqrt(np.maximum(own * lengths, 0))).mean(0)
+    against = np.flatnonzero(found < AGAINST)
+    many = np.median(found) <= AGREE or 3 * len(against) > len(found)
+    return against[:0] if many else against
+
+
+def same(grams: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return different clients whose messages are equal in all channels, if others' are not."""
+    squares = np.einsum("cii->ci", grams)
+    apart = squares[:, :, None] + squares[:, None, :] - 2 * grams
+    equal = (apart <= EQUAL**2 * squares[:, :, None]).all(0) & (ids[:, None] != ids[None, :])
+    found = np.flatnonzero(equal.any(1))
+    return found if 3 * len(found) <= len(ids) else found[:0]
+
+
+def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return a / b, and 0 where b is."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+
+
+def _counted(kept: Memory, clients: np.ndarray) -> tuple[Memory, list[int]]:
+    """Count a look at a cohort; return the new count, and whom to name if that is due and news.
+
+    The score rises with a look that found somebody, and falls with one that did not.
+    """
+    score = max(0, kept["score"] + (1 if len(clients) else -1))
+    seen = dict(kept["seen"]) if score else {}
+    for client in map(str, clients.tolist()):
+        seen[client] = seen.get(client, 0) + 1
+    if score < ALARM:
+        return {**kept, "score": score, "seen": seen}, []
+    return _said(kept, seen)
+
+
+def _counted_each(kept: Memory, clients: np.ndarray, ids: np.ndarray) -> tuple[Memory, list[int]]:
+    """Count a look as `_counted` does, but with a score for each client that takes part."""
+    change = {str(i): -1 for i in ids.tolist()} | {str(i): 1 for i in clients.tolist()}
+    scores = {i: kept["seen"].get(i, 0) + change.get(i, 0) for i in {**kept["seen"], **change}}
+    seen = {i: score for i, score in scores.items() if score > 0}
+    if max(seen.values(), default=0) < ALARM:
+        return {**kept, "seen": seen}, []
+    return _said(kept, seen)
+
+
+def _said(kept: Memory, seen: dict[str, int]) -> tuple[Memory, list[int]]:
+    """Return a new count, and who was seen often, unless much the same was said before."""
+    often, said = max(seen.values()), kept["said"]
+    named = sorted(int(client) for client, count in seen.items() if 2 * count >= often)
+    if len(said) >= AGAIN or any(_alike(named, old) for old in said):
+        return {**kept, "score": 0, "seen": {}}, []
+    return {"score": 0, "seen": {}, "said": [*said, named]}, named
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Return whether two lists of clients have at least half of their members in common."""
+    return 2 * len({*a} & {*b}) >= len({*a} | {*b})
+
+
+def _text(kind: Kind, clients: Sequence[int], share: float) -> str:
+    """Return a suspicion in words."""
+    one = len(clients) == 1
+    who = f"client{'' if one else 's'} {_list(clients)}"
+    if kind == "few":
+        what = f"send{'s' * one} {100 * share:.0f} % of the norm"
+        return f"{who} {what}: use an aggregator or a gate limit"
+    if kind == "same":
+        return f"{who} send the same messages: they may be copies, or work together"
+    return (
+        f"{who} point{'s' * one} against other clients in most exchanges: one of them may be "
+        "hostile, or their data contradict each other"
+    )
+
+
+def _list(clients: Sequence[int]) -> str:
+    """Return the first clients of a list, in words."""
+    shown, rest = ", ".join(map(str, clients[:8])), len(clients) - 8
+    return f"{shown} and {rest} more" if rest > 0 else shown
