@@ -1,6 +1,6 @@
 """Runs in which nobody is hostile: how often they warn, and what an automatic gate limit costs.
 
-    python benchmarks/trust/honest.py [--seeds 3,4,5,6,7] [--only NAME] [--jobs 1]
+    python benchmarks/trust/honest.py [--seeds 3,4,5] [--only NAME]
 
 Writes results-honest.json beside this file.
 """
@@ -60,9 +60,10 @@ def digits() -> dict[str, dict[str, Any]]:
             found[f"digits, {kind}, 1 to 10 steps, {name}"] = {
                 "task": task, "local_work": UNEQUAL, "algorithm": {"name": name},
             }  # fmt: skip
-        for rule in ("median", "trimmed-mean", "clipped-mean"):
-            rules = {"x": rule, "y": rule, "v": rule}
-            found[f"digits, {kind}, {rule}"] = {"task": task, "aggregation": rules}
+    task = {"name": "hyper-representation", "clients": 10, "partition": "shards"}
+    for rule in ("median", "trimmed-mean", "clipped-mean"):
+        rules = {"x": rule, "y": rule, "v": rule}
+        found[f"digits, shards, {rule}"] = {"task": task, "aggregation": rules}
     return found
 
 
@@ -122,7 +123,7 @@ def measure(settings: dict[str, Any], seed: int, limit: str) -> dict[str, Any]:
 def main() -> None:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="3,4,5,6,7")
+    parser.add_argument("--seeds", default="3,4,5")
     parser.add_argument("--only", default="")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args()

@@ -17,21 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.aggregation import CHANNELS, channel
-from simfbo.core.exchange import Exchange, Request
+from simfbo.core.exchange import Exchange, Probed, Request
 from simfbo.core.problem import PyTree
 
 Kind = Literal["few", "opposed", "same"]
 Memory = dict[str, Any]  # JSON values
 
-EVERY_ONE, THEN_EVERY = 32, 7  # exchanges: all of the first, then one in seven
+EVERY_ONE, THEN_EVERY = 32, 13  # exchanges: all of the first, then one in thirteen
 ALARM = 8  # looks that found something, less those that did not
 AGAIN = 3  # suspicions of one kind in a run, at most
 
 OUTLIER, MOST = 5.0, 0.8  # times the median norm; of the sum of norms
 OPPOSED, AGAINST, AGREE = -0.6, -0.3, 0.1  # cosines
+CANCEL = 0.25  # norm of the sum over the sum of norms
 EQUAL = 1e-3  # relative distance
 FEWEST, WIDE = 6, 64  # clients and numbers below which cosines say nothing
-_PAIRS, _NUMBERS, _SEED = 256, 2**18, 16
+NARROW = 8  # numbers below which equality says nothing
+_COMPARED, _NUMBERS, _SEED = 64, 2**13, 16
 _NOTHING: Memory = {"score": 0, "seen": {}, "said": []}
 
 
@@ -73,11 +75,11 @@ def probe_of(message: PyTree, clients: int) -> Probe:
     Args:
         message: an example; its leaves may be abstract. Numbers outside of the channels are left
             out, unless there are no others.
-        clients: the size of the cohort, which bounds how much is kept of each message.
+        clients: the size of the cohort: the more there are, the fewer numbers of each are kept.
     """
     leaves = jax.tree.leaves_with_path(message)
     sizes = tuple((channel(path), int(np.prod(leaf.shape))) for path, leaf in leaves)
-    return _probe(sizes, int(np.clip(_NUMBERS // max(1, clients), 16, 256)))
+    return _probe(sizes, int(np.clip(_NUMBERS // max(1, clients), 64, 256)))
 
 
 @lru_cache(maxsize=256)
@@ -104,8 +106,8 @@ def take(probe: Probe, message: PyTree) -> jax.Array:
     return jnp.concatenate(parts) if parts else jnp.zeros(0, wide)
 
 
-def probes(messages: Sequence[PyTree | None], request: Request) -> np.ndarray | None:
-    """Return the probed numbers of messages, a row each; None where nobody looks at them.
+def probed(messages: Sequence[PyTree | None], request: Request) -> Probed | None:
+    """Return the probed numbers of messages; None where nobody looks at them.
 
     Args:
         messages: by position in the cohort; None, which gives zeros, where no reply counts.
@@ -118,7 +120,7 @@ def probes(messages: Sequence[PyTree | None], request: Request) -> np.ndarray | 
     for row, message in zip(rows, messages, strict=True):
         if message is not None:
             row[:] = np.asarray(take(probe, message))
-    return rows
+    return Probed(rows, probe.widths)
 
 
 def looks_at(number: int) -> bool:
@@ -142,25 +144,32 @@ def observe(
     here = exchange.admitted & (exchange.squares.sum(1) > 0)
     norms = np.sqrt(exchange.squares[here].sum(1))
     carried = np.abs(weights[here]) * norms
-    ids = exchange.request.ids[here]
-    found: dict[Kind, np.ndarray] = {"few": few(norms, carried, work[here])}
-    if exchange.probes is not None:
-        widths = probe_of(exchange.request.like, len(here)).widths
-        grams = gram_matrices(exchange.probes[here][:_PAIRS], widths)
-        found["opposed"] = opposed(grams, widths, weights[here][:_PAIRS])
-        found["same"] = same(grams, ids[:_PAIRS])
+    ids = compared = exchange.request.ids[here]
+    found: dict[Kind, np.ndarray] = {"few": ids[few(norms, carried, work[here])]}
+    if exchange.probed is not None and exchange.probed.rows.shape[1] >= NARROW:
+        rows, widths = exchange.probed
+        some = _window(np.flatnonzero(here), exchange.request.number)
+        grams, compared = gram_matrices(rows[some], widths), exchange.request.ids[some]
+        found["opposed"] = compared[opposed(grams, widths, weights[some])]
+        found["same"] = compared[same(grams, compared)]
     after, told = dict(memory), []
-    for kind, at in found.items():
+    for kind, clients in found.items():
         kept = memory.get(kind, _NOTHING)
         by_client = kind == "opposed"  # noise opposes somebody in every exchange, but who differs
         after[kind], named = (
-            _counted_each(kept, ids[at], ids) if by_client else _counted(kept, ids[at])
+            _counted_each(kept, clients, compared) if by_client else _counted(kept, clients)
         )
         if named:
             share = float(carried[np.isin(ids, named)].sum()) / (float(carried.sum()) or 1.0)
             which = exchange.request.number, exchange.request.client_step
             told.append(Suspicion(kind, *which, named, share, _text(kind, named, share)))
     return after, told
+
+
+def _window(positions: np.ndarray, number: int) -> np.ndarray:
+    """Return the positions to compare pair by pair; in a large cohort, other ones every time."""
+    start = _COMPARED * number % max(1, len(positions))
+    return np.roll(positions, -start)[:_COMPARED] if len(positions) > _COMPARED else positions
 
 
 def few(norms: np.ndarray, carried: np.ndarray, work: np.ndarray) -> np.ndarray:
@@ -171,7 +180,7 @@ def few(norms: np.ndarray, carried: np.ndarray, work: np.ndarray) -> np.ndarray:
         carried: norms times weights.
         work: local work; who only did more of it does not stand out.
     """
-    if len(norms) < 3:
+    if len(norms) < 3 or norms.max() <= OUTLIER * np.median(norms):
         return np.zeros(0, int)
     per_work = norms / np.where(work > 0, work, 1.0)
     ratio = np.minimum(norms / np.median(norms), per_work / np.median(per_work))
@@ -181,8 +190,9 @@ def few(norms: np.ndarray, carried: np.ndarray, work: np.ndarray) -> np.ndarray:
 
 
 def gram_matrices(rows: np.ndarray, widths: Sequence[int]) -> np.ndarray:
-    """Return the inner products of all pairs of rows, for each channel."""
-    parts = [rows[:, start:end] for start, end in pairwise(np.cumsum([0, *widths]).tolist())]
+    """Return the inner products of all pairs of rows, for each channel, up to a common factor."""
+    scaled = rows / (np.abs(rows).max(initial=0.0) or 1.0)  # squares of large numbers overflow
+    parts = [scaled[:, start:end] for start, end in pairwise(np.cumsum([0, *widths]).tolist())]
     return np.array([part @ part.T for part in parts]).reshape(len(parts), *[len(rows)] * 2)
 
 
@@ -190,16 +200,25 @@ def opposed(grams: np.ndarray, widths: Sequence[int], weights: np.ndarray) -> np
     """Return who points against the rest where the rest agree, or against some other client.
 
     Cosines are averaged over the channels; those of few numbers are left out, since there honest
-    clients point anywhere. Near a solution every client points against the sum of the others.
+    clients point anywhere. Near a solution messages cancel, and everybody points against the rest.
     """
     used = grams[np.asarray(widths, int) >= WIDE]
     if not len(used) or grams.shape[1] < FEWEST:
         return np.zeros(0, int)
     norms = np.sqrt(np.einsum("cii->ci", used))
     cosines = _ratio(used, norms[:, :, None] * norms[:, None, :])
-    degree = (cosines.mean(0) < OPPOSED).sum(1)
-    paired = np.flatnonzero((degree > 0) & (2 * degree >= degree.max()))
-    return np.union1d(_against_the_rest(cosines, weights), paired)
+    pairs = _against_each_other(cosines.mean(0))
+    left = _ratio(np.sqrt(np.maximum(used @ weights @ weights, 0)), norms @ np.abs(weights))
+    if left.mean() < CANCEL:
+        return pairs
+    return np.union1d(pairs, _against_the_rest(cosines, weights))
+
+
+def _against_each_other(cosines: np.ndarray) -> np.ndarray:
+    """Return who points against another client; nobody where two thirds do, as two camps would."""
+    count = (cosines < OPPOSED).sum(1)
+    often = np.flatnonzero((count > 0) & (2 * count >= count.max()))
+    return often if 3 * (count > 0).sum() <= 2 * len(count) else often[:0]
 
 
 def _against_the_rest(cosines: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -223,7 +242,7 @@ def same(grams: np.ndarray, ids: np.ndarray) -> np.ndarray:
     squares = np.einsum("cii->ci", grams)
     apart = squares[:, :, None] + squares[:, None, :] - 2 * grams
     equal = (apart <= EQUAL**2 * squares[:, :, None]).all(0) & (ids[:, None] != ids[None, :])
-    found = np.flatnonzero(equal.any(1))
+    found = np.flatnonzero(equal.any(1) & (squares.sum(0) > 0))
     return found if 3 * len(found) <= len(ids) else found[:0]
 
 
@@ -237,6 +256,8 @@ def _counted(kept: Memory, clients: np.ndarray) -> tuple[Memory, list[int]]:
 
     The score rises with a look that found somebody, and falls with one that did not.
     """
+    if not len(clients) and not kept["score"]:
+        return kept, []
     score = max(0, kept["score"] + (1 if len(clients) else -1))
     seen = dict(kept["seen"]) if score else {}
     for client in map(str, clients.tolist()):
@@ -248,6 +269,8 @@ def _counted(kept: Memory, clients: np.ndarray) -> tuple[Memory, list[int]]:
 
 def _counted_each(kept: Memory, clients: np.ndarray, ids: np.ndarray) -> tuple[Memory, list[int]]:
     """Count a look as `_counted` does, but with a score for each client that takes part."""
+    if not len(clients) and not kept["seen"]:
+        return kept, []
     change = {str(i): -1 for i in ids.tolist()} | {str(i): 1 for i in clients.tolist()}
     scores = {i: kept["seen"].get(i, 0) + change.get(i, 0) for i in {**kept["seen"], **change}}
     seen = {i: score for i, score in scores.items() if score > 0}

@@ -16,7 +16,7 @@ from simfbo.core.gate import Reply, admit, occurrences
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
-from simfbo.core.watch import probes
+from simfbo.core.watch import probed
 from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
 from simfbo.errors import ClientError, UserError
 
@@ -54,7 +54,7 @@ class DebugFederation(Engine):
         found, squares, refusals = admit(self.wire(replies), request, rules)
         admitted = np.array([message is not None for message in found])
         total = combined(found, call.cohort.weights, self.stacks(call, like), like)
-        return total, Exchange(request, admitted, squares, refusals, probes(found, request))
+        return total, Exchange(request, admitted, squares, refusals, probed(found, request))
 
 
 def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:

@@ -17,7 +17,7 @@ import numpy as np
 
 from simfbo.core import trees, watch
 from simfbo.core.data import ClientData, FederatedData
-from simfbo.core.exchange import Exchange, Reason, Refusal, Request
+from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import (
     Finding,
@@ -70,13 +70,15 @@ class SimulatedFederation(Engine):
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
         stacked, rules = self.stacks(call, like), self.rules(call.client_step.__name__)
-        probe = watch.probe_of(like, len(absent))
+        probe = self._probe(like, len(absent))
         found, squares, passed, probes = self._run(call, stacked, absent, rules, probe)
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         request = self.request(call, like)
         refusals = _refusals(request, admitted, absent, squares, rules)
-        seen = np.asarray(probes, float) if watch.looks_at(request.number) else None
-        return found, Exchange(request, admitted, squares, refusals, seen)
+        probed = None
+        if watch.looks_at(request.number):
+            probed = Probed(np.asarray(probes, float), probe.widths)
+        return found, Exchange(request, admitted, squares, refusals, probed)
 
     def compute(
         self, call: Call, stacked: bool, absent: np.ndarray
@@ -127,6 +129,13 @@ class SimulatedFederation(Engine):
             return jax.jit(job).lower(inputs, zero, zero).compile()
 
         return PROGRAMS.get(client_step, shape, build)
+
+    def _probe(self, like: PyTree, clients: int) -> Probe:
+        """Return the probe for messages such as this, which the engine keeps, found only once."""
+        key = id(like), clients
+        if key not in self._probes:
+            self._probes[key] = watch.probe_of(like, clients)
+        return self._probes[key]
 
     @property
     def _data_form(self) -> PyTree:

@@ -17,7 +17,7 @@ from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import admit
 from simfbo.core.problem import PyTree
-from simfbo.core.watch import probes
+from simfbo.core.watch import probed
 from simfbo.engines.base import Call, Engine, combined, zeros_for
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment
@@ -154,7 +154,7 @@ class DistributedFederation(Engine):
         admitted = np.array([message is not None for message in messages])
         total = combined(messages, weights, stacked, request.like)
         said = _explained(refusals, request, outcome)
-        return total, Exchange(request, admitted, squares, said, probes(messages, request))
+        return total, Exchange(request, admitted, squares, said, probed(messages, request))
 
     def _added(self, request: Request, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Add up the nodes' partial sums, in the order of their clients."""
