@@ -2,11 +2,13 @@
 
     python benchmarks/trust/attacks.py [--seeds 0,1,2]
 
-Writes results-attacks.json beside this file. Hyper-representation on scikit-learn's digits. Hostile
-clients see all honest messages before they send theirs.
+Writes results-attacks.json beside this file; what is there is not run again. The task is
+hyper-representation on scikit-learn's digits. Hostile clients see all honest messages before they
+send theirs.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import warnings
@@ -171,20 +173,17 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args()
-    found: dict[str, Any] = {}
-    for kind in PARTITIONS:
-        for seed in map(int, options.seeds.split(",")):
-            bench = Bench(kind, seed)
-            for name, defence in DEFENCES.items():
-                for attack, act in ATTACKS.items():
-                    outcome = {"seed": seed, **bench.outcome(act, defence)}
-                    found.setdefault(kind, {}).setdefault(name, {}).setdefault(attack, [])
-                    found[kind][name][attack].append(outcome)
-                    said = [line["about"] for line in outcome["warnings"]]
-                    print(kind, seed, name, attack, f"{100 * outcome['accuracy']:.1f}",
-                          outcome["end"], outcome["refused"], said,
-                          file=sys.stderr, flush=True)  # fmt: skip
-            options.output.write_text(json.dumps(found, indent=1) + "\n")
+    text = options.output.read_text() if options.output.exists() else "{}"
+    found: dict[str, Any] = json.loads(text)
+    for kind, seed in itertools.product(PARTITIONS, map(int, options.seeds.split(","))):
+        bench = Bench(kind, seed)
+        for (name, defence), (attack, act) in itertools.product(DEFENCES.items(), ATTACKS.items()):
+            runs = found.setdefault(kind, {}).setdefault(name, {}).setdefault(attack, [])
+            if seed in [outcome["seed"] for outcome in runs]:
+                continue
+            runs.append({"seed": seed, **bench.outcome(act, defence)})
+            print(kind, name, attack, json.dumps(runs[-1]), file=sys.stderr, flush=True)
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/trust/honest.py [--seeds 3,4,5] [--only NAME]
 
-Writes results-honest.json beside this file.
+Writes results-honest.json beside this file; what is there is not run again.
 """
 
 import argparse
@@ -128,9 +128,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args()
     keep_compilations()
-    found: dict[str, Any] = {}
+    text = options.output.read_text() if options.output.exists() else "{}"
+    found: dict[str, Any] = json.loads(text)
     for name, settings in cases().items():
-        if options.only in name:
+        if options.only in name and name not in found:
             ways = {"off": "none", "auto": "auto"}
             found[name] = {
                 way: [measure(settings, int(seed), limit) for seed in options.seeds.split(",")]
@@ -143,7 +144,7 @@ def main() -> None:
 def summary(case: dict[str, Any]) -> str:
     """Return a case in one line."""
     mean = {way: sum(run["value"] for run in runs) / len(runs) for way, runs in case.items()}
-    alarms = [[line["about"] for line in run["warnings"]] for run in case["off"]]
+    alarms = [[line["about"] for line in run["warnings"]] for runs in case.values() for run in runs]
     refused = sum(run["refused"] for run in case["auto"]) / len(case["auto"])
     values = ", ".join(f"{way} {value:.4g}" for way, value in mean.items())
     return f"{case['off'][0]['metric']}: {values}; refused {refused:.2%}; warnings {alarms}"

@@ -63,20 +63,21 @@ def seconds(task: Task, rounds: int, start: int) -> float:
 @contextlib.contextmanager
 def blind() -> Iterator[None]:
     """Take no probes and look at no exchange, as before messages were compared."""
-    nothing = mock.patch.object(watch, "probe_of", return_value=None)
+    nothing = mock.patch.object(watch, "probe_of", return_value=watch.Probe((), ()))
     with nothing, mock.patch.object(watch, "looks_at", return_value=False):
         yield
 
 
-def measure(task: Task, rounds: int) -> dict[str, Any]:
+def measure(make: Callable[[], Task], rounds: int) -> dict[str, Any]:
     """Return the medians of all turns, in milliseconds, and the ratio to not watching."""
     ways = {"without": 10**6, "watched": 10**6, "the first 32": 0}
+    tasks = make(), make()  # a program each
     times: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(TURNS + 2):
         for way, start in ways.items():
             each = min(rounds, watch.EVERY_ONE) if start == 0 else rounds
             with blind() if way == "without" else contextlib.nullcontext():
-                took = seconds(task, each, start)
+                took = seconds(tasks[way == "without"], each, start)
             if turn >= 2:  # the first ones compile
                 times[way].append(took)
     middle = {way: statistics.median(found) for way, found in times.items()}
@@ -91,7 +92,7 @@ def main() -> None:
     """Measure all cases."""
     found = {}
     for name, (task, rounds) in CASES.items():
-        found[name] = measure(task(), rounds)
+        found[name] = measure(task, rounds)
         print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.aggregation import CHANNELS, channel
-from simfbo.core.exchange import Exchange, Probed, Request
+from simfbo.core.exchange import Exchange, Probed, Reason, Request
 from simfbo.core.problem import PyTree
 
-Kind = Literal["few", "opposed", "same"]
+Kind = Literal["few", "refused", "opposed", "same"]
 Memory = dict[str, Any]  # JSON values
 
 EVERY_ONE, THEN_EVERY = 32, 13  # exchanges: all of the first, then one in thirteen
@@ -41,7 +41,8 @@ class Suspicion(NamedTuple):
     """Clients whose messages stood out in most of the recent exchanges.
 
     Attributes:
-        kind: "few" carry most of the sum, "opposed" to others, or the "same" messages.
+        kind: "few" carry most of the sum, "refused" for their size, "opposed" to others, or the
+            "same" messages.
         exchange: the number of the exchange in which there was enough evidence.
         client_step: the name of its client step.
         clients: who stood out.
@@ -144,26 +145,41 @@ def observe(
     here = exchange.admitted & (exchange.squares.sum(1) > 0)
     norms = np.sqrt(exchange.squares[here].sum(1))
     carried = np.abs(weights[here]) * norms
-    ids = compared = exchange.request.ids[here]
-    found: dict[Kind, np.ndarray] = {"few": ids[few(norms, carried, work[here])]}
+    ids = exchange.request.ids[here]
+    refused = _refused(exchange)
+    looks: dict[Kind, Look] = {
+        "few": Look(ids[few(norms, carried, work[here])], None),
+        "refused": Look(refused, np.union1d(ids, refused)),
+    }
     if exchange.probed is not None and exchange.probed.rows.shape[1] >= NARROW:
         rows, widths = exchange.probed
         some = _window(np.flatnonzero(here), exchange.request.number)
         grams, compared = gram_matrices(rows[some], widths), exchange.request.ids[some]
-        found["opposed"] = compared[opposed(grams, widths, weights[some])]
-        found["same"] = compared[same(grams, compared)]
+        # Noise opposes somebody in every exchange, but not the same clients.
+        looks["opposed"] = Look(compared[opposed(grams, widths, weights[some])], compared)
+        looks["same"] = Look(compared[same(grams, compared)], None)
     after, told = dict(memory), []
-    for kind, clients in found.items():
-        kept = memory.get(kind, _NOTHING)
-        by_client = kind == "opposed"  # noise opposes somebody in every exchange, but who differs
-        after[kind], named = (
-            _counted_each(kept, clients, compared) if by_client else _counted(kept, clients)
-        )
+    for kind, look in looks.items():
+        after[kind], named = _counted(memory.get(kind, _NOTHING), look)
         if named:
             share = float(carried[np.isin(ids, named)].sum()) / (float(carried.sum()) or 1.0)
             which = exchange.request.number, exchange.request.client_step
             told.append(Suspicion(kind, *which, named, share, _text(kind, named, share)))
     return after, told
+
+
+class Look(NamedTuple):
+    """Who stands out in an exchange, and who takes part if each client is counted on its own."""
+
+    clients: np.ndarray
+    among: np.ndarray | None
+
+
+def _refused(exchange: Exchange) -> np.ndarray:
+    """Return whose messages the gate refused for their size, or for not being finite."""
+    why = (Reason.TOO_LARGE, Reason.NOT_FINITE, Reason.REFUSED_BY_NODE)
+    found = {one.client for one in exchange.refusals if one.reason in why}
+    return np.array(sorted(client for client in found if client is not None), int)
 
 
 def _window(positions: np.ndarray, number: int) -> np.ndarray:
@@ -251,27 +267,28 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
 
 
-def _counted(kept: Memory, clients: np.ndarray) -> tuple[Memory, list[int]]:
-    """Count a look at a cohort; return the new count, and whom to name if that is due and news.
+def _counted(kept: Memory, look: Look) -> tuple[Memory, list[int]]:
+    """Count a look; return the new count, and whom to name if that is due and news.
 
     The score rises with a look that found somebody, and falls with one that did not.
     """
-    if not len(clients) and not kept["score"]:
+    if not len(look.clients) and not kept["score"] and not kept["seen"]:
         return kept, []
-    score = max(0, kept["score"] + (1 if len(clients) else -1))
+    if look.among is not None:
+        return _counted_each(kept, look.clients, look.among)
+    score = max(0, kept["score"] + (1 if len(look.clients) else -1))
     seen = dict(kept["seen"]) if score else {}
-    for client in map(str, clients.tolist()):
+    for client in map(str, look.clients.tolist()):
         seen[client] = seen.get(client, 0) + 1
     if score < ALARM:
         return {**kept, "score": score, "seen": seen}, []
     return _said(kept, seen)
 
 
-def _counted_each(kept: Memory, clients: np.ndarray, ids: np.ndarray) -> tuple[Memory, list[int]]:
+def _counted_each(kept: Memory, clients: np.ndarray, among: np.ndarray) -> tuple[Memory, list[int]]:
     """Count a look as `_counted` does, but with a score for each client that takes part."""
-    if not len(clients) and not kept["seen"]:
-        return kept, []
-    change = {str(i): -1 for i in ids.tolist()} | {str(i): 1 for i in clients.tolist()}
+    change = dict.fromkeys(map(str, among.tolist()), -1)
+    change |= dict.fromkeys(map(str, clients.tolist()), 1)
     scores = {i: kept["seen"].get(i, 0) + change.get(i, 0) for i in {**kept["seen"], **change}}
     seen = {i: score for i, score in scores.items() if score > 0}
     if max(seen.values(), default=0) < ALARM:
@@ -300,6 +317,9 @@ def _text(kind: Kind, clients: Sequence[int], share: float) -> str:
     if kind == "few":
         what = f"send{'s' * one} {100 * share:.0f} % of the norm"
         return f"{who} {what}: use an aggregator or a gate limit"
+    if kind == "refused":
+        what = f"exceed{'s' * one} the gate's limit in most exchanges"
+        return f"{who} {what}: they may be hostile, or the limit too small"
     if kind == "same":
         return f"{who} send the same messages: they may be copies, or work together"
     return (

@@ -20,7 +20,7 @@ from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalWork, constant
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
-from simfbo.core.watch import Memory, Probe, Suspicion
+from simfbo.core.watch import Memory, Suspicion
 from simfbo.errors import TooFewReplies, UserError
 
 
@@ -88,7 +88,6 @@ class Engine(ABC):
         self.memory: Memory = {}
         self.secret = False
         self._likes: dict[Any, PyTree] = {}
-        self._probes: dict[tuple[int, int], Probe] = {}
 
     @property
     def n(self) -> int:

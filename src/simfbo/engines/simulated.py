@@ -31,7 +31,6 @@ from simfbo.core.gate import (
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import Point, PyTree
-from simfbo.core.watch import Probe
 from simfbo.engines.base import Call, Engine, as_message, form, slice_for, zeros_for
 from simfbo.engines.compile_cache import PROGRAMS
 
@@ -70,14 +69,14 @@ class SimulatedFederation(Engine):
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
         stacked, rules = self.stacks(call, like), self.rules(call.client_step.__name__)
-        probe = self._probe(like, len(absent))
-        found, squares, passed, probes = self._run(call, stacked, absent, rules, probe)
+        found, squares, passed, probes = self._run(call, stacked, absent, rules)
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         request = self.request(call, like)
         refusals = _refusals(request, admitted, absent, squares, rules)
         probed = None
         if watch.looks_at(request.number):
-            probed = Probed(np.asarray(probes, float), probe.widths)
+            widths = watch.probe_of(like, len(absent)).widths
+            probed = Probed(np.asarray(probes, float), widths)
         return found, Exchange(request, admitted, squares, refusals, probed)
 
     def compute(
@@ -93,19 +92,19 @@ class SimulatedFederation(Engine):
         Returns:
             The sum or the stack, the squared norms of all messages and which of them passed.
         """
-        return self._run(call, stacked, absent, self.gate, None)[:3]
+        return self._run(call, stacked, absent, self.gate)[:3]
 
     def _run(
-        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate, probe: Probe | None
+        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
-        """Run a cohort as `compute` does, and return what the probe takes from each message too."""
+        """Run a cohort as `compute` does, and return what is compared of the messages too."""
         order, middle, end = deal(call.plan.tau, absent)
         clients = np.asarray(call.cohort.ids, np.int32)  # one program, whatever the caller has
         data, ids = self.data.client(clients), self.data.ids[clients]
         inputs = _Inputs(call.payload, data, ids, occurrences(clients), call.cohort.weights,
                          call.plan, call.eta, order, _number(limit_of(rules)),
                          call.key)  # fmt: skip
-        program = self._program(call.client_step, stacked, probe, inputs)
+        program = self._program(call.client_step, stacked, inputs)
         if middle == end:
             return program(inputs, np.int32(0), end)
         wide = jnp.result_type(float) == jnp.float64
@@ -113,7 +112,7 @@ class SimulatedFederation(Engine):
         return _ADD(program(inputs, np.int32(0), middle), second.result())
 
     def _program(
-        self, client_step: ClientStep, stacked: bool, probe: Probe | None, inputs: _Inputs
+        self, client_step: ClientStep, stacked: bool, inputs: _Inputs
     ) -> Callable[..., Any]:
         """Return the compiled sum for inputs of these shapes and this precision.
 
@@ -121,21 +120,13 @@ class SimulatedFederation(Engine):
         and must have nothing left to trace.
         """
         rest = form((inputs.payload, inputs.weights, inputs.plan, inputs.eta, inputs.key))
-        kind = stacked, inputs.limit is None, probe is None
-        shape = kind, jnp.result_type(float), self._data_form, rest
+        shape = stacked, inputs.limit is None, jnp.result_type(float), self._data_form, rest
 
         def build() -> Callable[..., Any]:
-            job, zero = partial(_gated_sum, client_step, stacked, probe), np.int32(0)
+            job, zero = partial(_gated_sum, client_step, stacked), np.int32(0)
             return jax.jit(job).lower(inputs, zero, zero).compile()
 
         return PROGRAMS.get(client_step, shape, build)
-
-    def _probe(self, like: PyTree, clients: int) -> Probe:
-        """Return the probe for messages such as this, which the engine keeps, found only once."""
-        key = id(like), clients
-        if key not in self._probes:
-            self._probes[key] = watch.probe_of(like, clients)
-        return self._probes[key]
 
     @property
     def _data_form(self) -> PyTree:
@@ -197,7 +188,6 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
 def _gated_sum(
     client_step: ClientStep,
     stacked: bool,
-    probe: Probe | None,
     inputs: _Inputs,
     start: jax.Array,
     stop: jax.Array,
@@ -206,7 +196,7 @@ def _gated_sum(
 
     Returns:
         The sum or the stack, the squared norms of all messages, which of them passed the gate, and
-        what the probe takes from those.
+        what is compared of those.
     """
     size = len(inputs.ids)
     keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
@@ -227,13 +217,13 @@ def _gated_sum(
             total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
         else:
             total = trees.add_scaled(total, inputs.weights[j], z)
-        if probe is not None:
-            probes = probes.at[j].set(watch.take(probe, z))
-        return total, squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32)), probes
+        squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
+        return total, squares, passed, probes.at[j].set(watch.take(probe, z))
 
     like = jax.eval_shape(message, 0)
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
-    probes = jnp.zeros((size, 0 if probe is None else sum(probe.widths)))
+    probe = watch.probe_of(like, size)
+    probes = jnp.zeros((size, sum(probe.widths)))
     carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes
     return jax.lax.fori_loop(start, stop, add, carry)
 
