@@ -142,29 +142,13 @@ def observe(
     """
     if not looks_at(exchange.request.number):
         return memory, []
-    here = exchange.admitted & (exchange.squares.sum(1) > 0)
-    norms = np.sqrt(exchange.squares[here].sum(1))
-    carried = np.abs(weights[here]) * norms
-    ids = exchange.request.ids[here]
-    refused = _refused(exchange)
-    looks: dict[Kind, Look] = {
-        "few": Look(ids[few(norms, carried, work[here])], None),
-        "refused": Look(refused, np.union1d(ids, refused)),
-    }
-    if exchange.probed is not None and exchange.probed.rows.shape[1] >= NARROW:
-        rows, widths = exchange.probed
-        some = _window(np.flatnonzero(here), exchange.request.number)
-        grams, compared = gram_matrices(rows[some], widths), exchange.request.ids[some]
-        # Noise opposes somebody in every exchange, but not the same clients.
-        looks["opposed"] = Look(compared[opposed(grams, widths, weights[some])], compared)
-        looks["same"] = Look(compared[same(grams, compared)], None)
     after, told = dict(memory), []
-    for kind, look in looks.items():
+    for kind, look in _looks(exchange, weights, work).items():
         after[kind], named = _counted(memory.get(kind, _NOTHING), look)
+        if after[kind] == _NOTHING:
+            del after[kind]
         if named:
-            share = float(carried[np.isin(ids, named)].sum()) / (float(carried.sum()) or 1.0)
-            which = exchange.request.number, exchange.request.client_step
-            told.append(Suspicion(kind, *which, named, share, _text(kind, named, share)))
+            told.append(_suspicion(kind, named, exchange, weights))
     return after, told
 
 
@@ -173,6 +157,34 @@ class Look(NamedTuple):
 
     clients: np.ndarray
     among: np.ndarray | None
+
+
+def _looks(exchange: Exchange, weights: np.ndarray, work: np.ndarray) -> dict[Kind, Look]:
+    """Return who stands out in an exchange, by kind."""
+    here = exchange.admitted & (exchange.squares.sum(1) > 0)
+    norms, ids = np.sqrt(exchange.squares[here].sum(1)), exchange.request.ids[here]
+    large, refused = few(norms, np.abs(weights[here]) * norms, work[here]), _refused(exchange)
+    found: dict[Kind, Look] = {
+        "few": Look(ids[large], None),
+        "refused": Look(refused, np.union1d(ids, refused)),
+    }
+    if exchange.probed is not None and exchange.probed.rows.shape[1] >= NARROW:
+        rows, widths = exchange.probed
+        some = _window(np.flatnonzero(here), exchange.request.number)
+        grams, compared = gram_matrices(rows[some], widths), exchange.request.ids[some]
+        # Noise opposes somebody in every exchange, but not the same clients.
+        found["opposed"] = Look(compared[opposed(grams, widths, weights[some])], compared)
+        found["same"] = Look(compared[same(grams, compared)], None)
+    return found
+
+
+def _suspicion(kind: Kind, named: list[int], exchange: Exchange, weights: np.ndarray) -> Suspicion:
+    """Return what is said of clients in an exchange."""
+    request, squares = exchange.request, np.where(exchange.admitted, exchange.squares.sum(1), 0)
+    carried = np.abs(weights) * np.sqrt(squares)
+    share = float(carried[np.isin(request.ids, named)].sum() / (carried.sum() or 1.0))
+    text = _text(kind, named, share)
+    return Suspicion(kind, request.number, request.client_step, named, share, text)
 
 
 def _refused(exchange: Exchange) -> np.ndarray:

@@ -176,7 +176,8 @@ class Engine(ABC):
         before, weights = self.memory.get("watch", {}), call.cohort.weights
         after, found_out = watch.observe(before, exchange, weights, call.plan.norm)
         self.suspicions += found_out
-        self.memory = {**self.memory, "watch": after}
+        if after != before:
+            self.memory = {**self.memory, "watch": after}
         return found, exchange
 
     def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
