@@ -72,7 +72,7 @@ def honest() -> str:
     for name, ways in found.items():
         off, auto = (mean(run["value"] for run in ways[way]) for way in ("off", "auto"))
         refused = mean(run["refused"] for run in ways["auto"])
-        warned = sum(map(said_so, ways["off"]))
+        warned = ", ".join(str(sum(map(said_so, ways[way]))) for way in ("off", "auto"))
         metric = ways["off"][0]["metric"].replace("_", " ")
         lines.append(
             f"| {name} | {metric} | {off:.4g} | {auto:.4g} | {refused:.2%} | "
@@ -81,5 +81,16 @@ def honest() -> str:
     return "\n".join(lines)
 
 
+def costs() -> str:
+    """Return what watching costs."""
+    found = json.loads((FOLDER / "results-watch-cost.json").read_text())
+    ways = list(next(iter(found.values()))["milliseconds"])
+    lines = [f"| processor ms per round | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for name, case in found.items():
+        cells = [f"{case['milliseconds'][way]:.2f} ({case['ratio'][way]:.2f}x)" for way in ways]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(attacks(), json.dumps(counts()), honest(), sep="\n\n")
+    print(attacks(), json.dumps(counts()), honest(), costs(), sep="\n\n")

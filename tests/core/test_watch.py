@@ -134,7 +134,9 @@ def test_opposed_against_a_direct_computation(seed):
     rows, weights = messages(seed, common=rng.uniform(0, 2)), rng.dirichlet(np.ones(10))
     rows[: seed % 4] *= -rng.uniform(0.5, 20)
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    count = ((units @ units.T) < watch.OPPOSED).sum(1)
+    shares = weights * np.linalg.norm(rows, axis=1) / (weights @ np.linalg.norm(rows, axis=1))
+    minor = shares[:, None] + shares[None, :] < 0.5
+    count = (((units @ units.T) < watch.OPPOSED) & minor).sum(1)
     few = 3 * (count > 0).sum() <= 20
     wanted = {i for i in range(10) if few and count[i] and 2 * count[i] >= count.max()}
     cosines = against_the_rest(rows, weights)
@@ -155,8 +157,13 @@ def test_two_who_turn_their_messages_round_are_found():
 
 def test_two_who_contradict_each_other_are_found_though_nobody_agrees():
     rows = messages(common=0.0)
-    rows[4] = -3 * rows[7] + 0.1 * rows[0]
+    rows[4] = -2 * rows[7] + 0.1 * rows[0]
     assert watch.opposed(grams_of(rows), (100,), TEN).tolist() == [4, 7]
+    rows[[4, 7]] *= 10  # they carry most of the sum, and may balance each other
+    assert not len(watch.opposed(grams_of(rows), (100,), TEN))
+    many = messages(clients=21, common=0.0)
+    many[4] = -many[7]
+    assert not len(watch.opposed(grams_of(many), (100,), np.full(21, 1 / 21)))
 
 
 def test_directions_say_nothing_of_few_numbers_few_clients_or_near_a_solution():

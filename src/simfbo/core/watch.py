@@ -32,6 +32,7 @@ OPPOSED, AGAINST, AGREE = -0.6, -0.3, 0.1  # cosines
 CANCEL = 0.25  # norm of the sum over the sum of norms
 EQUAL = 1e-3  # relative distance
 FEWEST, WIDE = 6, 64  # clients and numbers below which cosines say nothing
+SMALL = 20  # clients in a cohort whose pairs are compared
 NARROW = 8  # numbers below which equality says nothing
 _COMPARED, _NUMBERS, _SEED = 64, 2**13, 16
 _NOTHING: Memory = {"score": 0, "seen": {}, "said": []}
@@ -235,18 +236,24 @@ def opposed(grams: np.ndarray, widths: Sequence[int], weights: np.ndarray) -> np
         return np.zeros(0, int)
     norms = np.sqrt(np.einsum("cii->ci", used))
     cosines = _ratio(used, norms[:, :, None] * norms[:, None, :])
-    pairs = _against_each_other(cosines.mean(0))
+    pairs = _against_each_other(cosines.mean(0), np.abs(weights) * np.sqrt((norms**2).sum(0)))
     left = _ratio(np.sqrt(np.maximum(used @ weights @ weights, 0)), norms @ np.abs(weights))
     if left.mean() < CANCEL:
         return pairs
     return np.union1d(pairs, _against_the_rest(cosines, weights))
 
 
-def _against_each_other(cosines: np.ndarray) -> np.ndarray:
-    """Return who points against another client; nobody where two thirds do, as two camps would."""
-    count = (cosines < OPPOSED).sum(1)
+def _against_each_other(cosines: np.ndarray, carried: np.ndarray) -> np.ndarray:
+    """Return who points against another client, in small cohorts.
+
+    Not where two thirds do, as in two camps, nor two who carry most of the sum and so must balance
+    each other near a solution. In large cohorts some honest pair always contradicts each other.
+    """
+    both = carried[:, None] + carried[None, :]
+    count = ((cosines < OPPOSED) & (2 * both < carried.sum())).sum(1)
     often = np.flatnonzero((count > 0) & (2 * count >= count.max()))
-    return often if 3 * (count > 0).sum() <= 2 * len(count) else often[:0]
+    usual = len(count) <= SMALL and 3 * (count > 0).sum() <= 2 * len(count)
+    return often if usual else often[:0]
 
 
 def _against_the_rest(cosines: np.ndarray, weights: np.ndarray) -> np.ndarray:
