@@ -92,7 +92,8 @@ def test_signatures_are_quoted_from_the_source():
         "halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]"
     )
     assert API.class_signature(simfbo.Gate) == (
-        "Gate(max_norm: float | None = None, min_replies: int = 1, open: bool = False)"
+        'Gate(\n    max_norm: float | Literal["auto"] | None = None,\n'
+        "    min_replies: int = 1,\n    open: bool = False,\n)"
     )
     assert API.class_signature(simfbo.UserError) == "class UserError(ValueError)"
 

@@ -36,6 +36,10 @@ class ClientError(RuntimeError):
     """A client step failed; the message names the client and the step."""
 
 
+class ClientWarning(UserWarning):
+    """Some clients' messages stand out: they may be hostile or broken, but the run goes on."""
+
+
 class TooFewReplies(RuntimeError):
     """Fewer replies passed the gate than an exchange needs.
 

@@ -177,6 +177,36 @@ def test_settings_that_do_not_fit_are_refused(simfbo, settings, sentence):
     assert err.startswith(f"simfbo: {sentence}")
 
 
+@pytest.mark.filterwarnings("default::simfbo.errors.ClientWarning")
+def test_clients_that_stand_out_are_named_live_and_in_the_end(simfbo, monkeypatch):
+    monkeypatch.setattr("simfbo.core.watch.few", lambda *given: np.array([1]))
+    code, out, err = simfbo("run", "quadratic", *SMALL[:4], "--rounds", "9", "--output", "here")
+    (line,) = History.load("here").warnings
+    assert (code, err) == (0, f"simfbo: Round 8: {line['text']}.\n")
+    assert re.fullmatch(r"client 1 sends \d+ % of the norm: use an aggregator .*", line["text"])
+    assert f"Warning in round 8: {line['text']}.\nFigure" in out
+    assert f"Warning in round 8: {line['text']}." in Path("here/report.html").read_text()
+
+
+def test_a_run_on_flower_shows_warnings_as_they_come(capsys):
+    from simfbo.cli.flower import _print_end, _RunBar
+
+    with _RunBar() as bar:
+        bar.show({"kind": "warning", "round": 8, "text": "clients 3, 8 send [97 %] of the norm"})
+    _print_end(Path("here"), {"status": "finished", "warnings": 2})
+    out = capsys.readouterr().out
+    assert "round 8: clients 3, 8 send [97 %] of the norm\n" in out
+    assert "2 warnings of clients whose messages stand out, above.\nFinished." in out
+
+
+def test_the_automatic_limit_is_a_setting(simfbo):
+    code, _, err = simfbo(*RUN, "--set", "gate.max_norm=auto", "--output", "here")
+    assert (code, err) == (0, "")
+    assert History.load("here").header["config"]["gate"]["max_norm"] == "auto"
+    code, _, err = simfbo(*RUN, "--set", "gate.max_norm=often", "--output", "there")
+    assert (code, err) == (2, "simfbo: 'gate.max_norm' should be a valid number, got 'often'.\n")
+
+
 def stop(*given):
     raise UserError("Stop.")
 

@@ -86,7 +86,7 @@ def test_what_the_program_depends_on_needs_one_of_its_own(made):
         {"sampler": without_replacement(2)},
         {"local_work": constant(2)},
         {"local_work": constant(1, momentum(0.5))},
-        {"gate": Gate(max_norm=9.0)},
+        {"gate": Gate(open=True)},
     ]
     federations = [SimulatedFederation(**{"data": data, **variant}) for variant in variants]
     for count, federation in enumerate(federations, 1):

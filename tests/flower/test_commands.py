@@ -60,7 +60,7 @@ def test_few_files_import_flower_and_simulation_does_not():
     found = {str(f.relative_to(source)) for f in source.rglob("*.py")
              if importing.search(f.read_text())}  # fmt: skip
     ops = {f"flower/ops/{name}.py" for name in ("control_api", "fast_nodes", "superlink")}
-    assert found == {"flower/app.py", *ops}
+    assert found == {"flower/app.py", "flower/bounded.py", *ops}
     modules = "simfbo.cli.main, simfbo.flower.deployment, simfbo.config.build"
     code = f"import sys, {modules}; print('flwr' in sys.modules)"
     words = [sys.executable, "-c", code]

@@ -124,6 +124,11 @@ def _show(
     looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
     figures.save(groups, metric, rows, directory, looks)
     print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    for name, group in groups.items():
+        for history in group:
+            for line in history.warnings:
+                where = f"{name}, seed {history.header['seed']}, round {line['round']}"
+                OUT.print(f"{where}: {line['text']}", markup=False)
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
 
 

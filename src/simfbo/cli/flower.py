@@ -235,6 +235,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print_end(folder: Path, end: Json | None) -> int:
     """Print how a run ended, and return the exit code."""
+    if count := (end or {}).get("warnings"):
+        OUT.print(f"{count} warning{'s' * (count > 1)} of clients whose messages stand out, above.")
     if end is not None and end["status"] == "finished":
         OUT.print(f"Finished. History and checkpoints are in {folder}; simfbo report draws them.")
         return 0
@@ -272,6 +274,8 @@ class _RunBar:
         elif line["kind"] == "refusal":
             text = f"round {line['round']}: client {line['client']} {line['text']}"
             self._bar.console.print(text, markup=False)
+        elif line["kind"] == "warning":
+            self._bar.console.print(f"round {line['round']}: {line['text']}", markup=False)
 
 
 def _is_number(value: Any) -> bool:

@@ -54,7 +54,7 @@ def sentence(error: ValidationError, root: type[BaseModel], models: Models, tabl
 
 def _place(found: tuple[object, ...]) -> Key:
     """Return the key of an error, without the tag by which pydantic chose a type."""
-    if found[:2] == ("local_work", "tau"):
+    if found[:2] in (("local_work", "tau"), ("gate", "max_norm")):
         return (*map(str, found[:2]), *map(str, found[3:]))
     return tuple(map(str, found))
 

@@ -12,7 +12,7 @@ AggregatorName = Literal["mean", "median", "trimmed-mean", "clipped-mean"]
 class GateConfig(Strict):
     """What a reply must be like, how few may be left, and when a run counts as diverged."""
 
-    max_norm: Annotated[Positive | None, Absent] = None
+    max_norm: Annotated[Positive | Literal["auto"] | None, Absent] = None
     min_replies: PositiveInt = 1
     explosion: Positive = 1e6
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0

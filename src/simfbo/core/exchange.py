@@ -89,6 +89,18 @@ class Refusal(NamedTuple):
     text: str
 
 
+class Probed(NamedTuple):
+    """A few numbers of each reply, to compare directions; see `simfbo.core.watch`.
+
+    Attributes:
+        rows: the numbers, by position in the cohort; zeros where a reply does not count.
+        widths: how many of them belong to each channel.
+    """
+
+    rows: Float[np.ndarray, "cohort numbers"]
+    widths: tuple[int, ...]
+
+
 class Exchange(NamedTuple):
     """The outcome of one exchange.
 
@@ -97,12 +109,14 @@ class Exchange(NamedTuple):
         admitted: whether a reply counts, by position in the cohort.
         squares: squared norms of the replies, by position and leaf.
         refusals: the replies that do not count.
+        probed: what is compared between replies; None where nothing is.
     """
 
     request: Request
     admitted: Bool[np.ndarray, " cohort"]
     squares: Float[np.ndarray, "cohort leaves"]
     refusals: list[Refusal]
+    probed: Probed | None = None
 
     @property
     def factor(self) -> float:

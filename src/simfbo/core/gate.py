@@ -6,14 +6,14 @@ client and the reason; the others are reweighted. A weight never comes from a cl
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.exchange import Reason, Refusal, Request
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.core.trees import names
 from simfbo.errors import brief
 
@@ -22,12 +22,13 @@ class Gate(NamedTuple):
     """The rules that a reply must satisfy to count, as far as they can be set.
 
     Attributes:
-        max_norm: the largest norm of a message, over all its arrays; None for any finite norm.
+        max_norm: the largest norm of a message, over all its arrays; None for any finite norm,
+            "auto" for five times the median norm of recent exchanges with the same client step.
         min_replies: the fewest replies that an exchange needs; with fewer the run ends.
         open: let everything pass, because another gate follows.
     """
 
-    max_norm: float | None = None
+    max_norm: float | Literal["auto"] | None = None
     min_replies: int = 1
     open: bool = False
 
@@ -63,6 +64,7 @@ class Admitted(NamedTuple):
 
 
 Sender = tuple[int, int] | None  # client and repeat; None where they are unknown
+_MARGIN, _RECENT = 5.0, 5
 Finding = tuple[Reason, str]  # why a reply does not count, and the same in words
 
 
@@ -123,18 +125,51 @@ def squared_norms(message: PyTree) -> jax.Array:
     return jnp.stack([jnp.vdot(leaf, leaf) for leaf in flat]) if flat else jnp.zeros(0)
 
 
-def within(squares: jax.Array, gate: Gate) -> jax.Array:
-    """Return whether a message of these squared norms passes; `too_large` says why not."""
+def within(squares: jax.Array, limit: Scalar | None) -> jax.Array:
+    """Return whether a message of these squared norms passes; `too_large` says why not.
+
+    Args:
+        squares: by leaf.
+        limit: the largest norm, which may be infinite; None lets everything pass.
+    """
     total = jnp.sum(squares)
-    if gate.open:
+    if limit is None:
         return jnp.ones((), bool)
-    limit = np.inf if gate.max_norm is None else gate.max_norm
     return jnp.isfinite(total) & (jnp.sqrt(total) <= limit)
+
+
+def limit_of(gate: Gate) -> float | None:
+    """Return the largest norm that passes a gate whose limit is a number; None if it is open."""
+    if gate.open:
+        return None
+    assert gate.max_norm != "auto", "a limit of its own for every exchange"
+    return np.inf if gate.max_norm is None else gate.max_norm
+
+
+def median_norm(squares: np.ndarray) -> float:
+    """Return the median norm of all finite replies, admitted or not; 0 if there is none."""
+    totals = squares.sum(1)
+    norms = np.sqrt(totals[np.isfinite(totals) & (totals > 0)])
+    return float(np.median(norms)) if len(norms) else 0.0
+
+
+def auto_limit(medians: Sequence[float]) -> float | None:
+    """Return five times the largest of recent median norms; None if there is none yet.
+
+    A median, so that less than half of the clients cannot raise it; the largest, so that messages
+    may shrink and grow again.
+    """
+    return _MARGIN * max(medians) if medians else None
+
+
+def with_median(medians: Sequence[float], median: float) -> list[float]:
+    """Return the recent median norms with another one; messages that are all zero say nothing."""
+    return [*medians, *([median] if median > 0 else [])][-_RECENT:]
 
 
 def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding | None:
     """Return why a message of these squared norms does not pass; None where it does."""
-    if bool(within(jnp.asarray(squares, float), gate)):
+    if bool(within(jnp.asarray(squares, float), limit_of(gate))):
         return None
     for name, square in zip(leaves, squares, strict=True):
         if not np.isfinite(square):

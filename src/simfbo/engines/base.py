@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import aggregation, trees
+from simfbo.core import aggregation, gate, trees, watch
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Refusal, Request
@@ -20,6 +20,7 @@ from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalWork, constant
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
+from simfbo.core.watch import Memory, Suspicion
 from simfbo.errors import TooFewReplies, UserError
 
 
@@ -46,7 +47,13 @@ class Call(NamedTuple):
 
 
 class Engine(ABC):
-    """A federation, except for how messages are computed or fetched."""
+    """A federation, except for how messages are computed or fetched.
+
+    Attributes:
+        suspicions: what stood out in messages since the runner last took them.
+        memory: what later exchanges need to know of earlier ones, as JSON values; replaced, never
+            changed. The runner stores it with the checkpoints.
+    """
 
     def __init__(
         self,
@@ -77,6 +84,8 @@ class Engine(ABC):
         self.ledger = Ledger()
         self.latest: Exchange | None = None
         self.refusals: list[Refusal] = []
+        self.suspicions: list[Suspicion] = []
+        self.memory: Memory = {}
         self.secret = False
         self._likes: dict[Any, PyTree] = {}
 
@@ -170,17 +179,41 @@ class Engine(ABC):
         return Call(client_step, payload, cohort, plan, sizes, key, single)
 
     def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Collect messages, count what was sent, and raise where too few replies count."""
+        """Collect messages; ask again if the automatic limit turns out not to fit."""
+        limit = self.rules(call.client_step.__name__).max_norm
+        found, exchange = self._counted(call)
+        if self.gate.max_norm == "auto" and _misfits(limit, exchange):
+            found, exchange = self._counted(call)
+        self.refusals += exchange.refusals
+        left = int(exchange.admitted.sum())
+        if left < max(1, self.gate.min_replies):
+            raise TooFewReplies(left, exchange)
+        before, weights = self.memory.get("watch", {}), call.cohort.weights
+        after, found_out = watch.observe(before, exchange, weights, call.plan.norm)
+        self.suspicions += found_out
+        if after != before:
+            self.memory = {**self.memory, "watch": after}
+        return found, exchange
+
+    def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Collect messages, count what was sent, and remember how large they were."""
         found, exchange = self.collect(call)
         request, size = exchange.request, len(call.cohort.ids)
         silent = sum(refusal.reason.silent for refusal in exchange.refusals)
         self.ledger.record(request.client_step, size, size - silent, call.payload, request.like)
-        self.refusals += exchange.refusals
         self.latest = exchange
-        left = int(exchange.admitted.sum())
-        if left < max(1, self.gate.min_replies):
-            raise TooFewReplies(left, exchange)
+        if self.gate.max_norm == "auto":
+            norms, step = self.memory.get("norms", {}), request.client_step
+            recent = gate.with_median(norms.get(step, []), gate.median_norm(exchange.squares))
+            self.memory = {**self.memory, "norms": {**norms, step: recent}}
         return found, exchange
+
+    def rules(self, client_step: str) -> Gate:
+        """Return the gate of the next exchange with a client step; its limit is a number."""
+        if self.gate.max_norm != "auto":
+            return self.gate
+        recent = self.memory.get("norms", {}).get(client_step, [])
+        return self.gate._replace(max_norm=gate.auto_limit(recent))
 
     def stacks(self, call: Call, like: PyTree) -> bool:
         """Return whether messages are kept one by one, for the algorithm or for an aggregator."""
@@ -203,6 +236,15 @@ class Engine(ABC):
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
+
+
+def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:
+    """Return whether the cohort's own median says that a limit was missing, or much too small."""
+    median = gate.median_norm(exchange.squares)
+    if isinstance(limit, float):
+        return median > limit
+    norms = np.sqrt(exchange.squares[exchange.admitted].sum(1))
+    return median > 0 and bool((norms > gate.auto_limit([median])).any())
 
 
 def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:

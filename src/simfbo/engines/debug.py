@@ -16,6 +16,7 @@ from simfbo.core.gate import Reply, admit, occurrences
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
+from simfbo.core.watch import probed
 from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
 from simfbo.errors import ClientError, UserError
 
@@ -49,10 +50,11 @@ class DebugFederation(Engine):
             Reply(int(ids[j]), request.number, as_arrays(message), int(repeats[j]))
             for j, message in messages.items()
         ]
-        found, squares, refusals = admit(self.wire(replies), request, self.gate)
+        rules = self.rules(request.client_step)
+        found, squares, refusals = admit(self.wire(replies), request, rules)
         admitted = np.array([message is not None for message in found])
         total = combined(found, call.cohort.weights, self.stacks(call, like), like)
-        return total, Exchange(request, admitted, squares, refusals)
+        return total, Exchange(request, admitted, squares, refusals, probed(found, request))
 
 
 def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:

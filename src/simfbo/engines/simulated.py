@@ -15,11 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import trees
+from simfbo.core import trees, watch
 from simfbo.core.data import ClientData, FederatedData
-from simfbo.core.exchange import Exchange, Reason, Refusal, Request
+from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
 from simfbo.core.federation import Client, ClientStep
-from simfbo.core.gate import Finding, Gate, occurrences, squared_norms, too_large, within
+from simfbo.core.gate import (
+    Finding,
+    Gate,
+    limit_of,
+    occurrences,
+    squared_norms,
+    too_large,
+    within,
+)
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import Point, PyTree
@@ -41,6 +49,7 @@ class _Inputs(NamedTuple):
     plan: LocalPlan
     eta: Point[PyTree]
     order: Rows
+    limit: Any
     key: jax.Array
 
 
@@ -59,11 +68,16 @@ class SimulatedFederation(Engine):
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
-        found, squares, passed = self.compute(call, self.stacks(call, like), absent)
+        stacked, rules = self.stacks(call, like), self.rules(call.client_step.__name__)
+        found, squares, passed, probes = self._run(call, stacked, absent, rules)
         squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         request = self.request(call, like)
-        refusals = _refusals(request, admitted, absent, squares, self.gate)
-        return found, Exchange(request, admitted, squares, refusals)
+        refusals = _refusals(request, admitted, absent, squares, rules)
+        probed = None
+        if watch.looks_at(request.number):
+            widths = watch.probe_of(like, len(absent)).widths
+            probed = Probed(np.asarray(probes, float), widths)
+        return found, Exchange(request, admitted, squares, refusals, probed)
 
     def compute(
         self, call: Call, stacked: bool, absent: np.ndarray
@@ -78,11 +92,18 @@ class SimulatedFederation(Engine):
         Returns:
             The sum or the stack, the squared norms of all messages and which of them passed.
         """
+        return self._run(call, stacked, absent, self.gate)[:3]
+
+    def _run(
+        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate
+    ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+        """Run a cohort as `compute` does, and return what is compared of the messages too."""
         order, middle, end = deal(call.plan.tau, absent)
         clients = np.asarray(call.cohort.ids, np.int32)  # one program, whatever the caller has
         data, ids = self.data.client(clients), self.data.ids[clients]
         inputs = _Inputs(call.payload, data, ids, occurrences(clients), call.cohort.weights,
-                         call.plan, call.eta, order, call.key)  # fmt: skip
+                         call.plan, call.eta, order, _number(limit_of(rules)),
+                         call.key)  # fmt: skip
         program = self._program(call.client_step, stacked, inputs)
         if middle == end:
             return program(inputs, np.int32(0), end)
@@ -99,10 +120,10 @@ class SimulatedFederation(Engine):
         and must have nothing left to trace.
         """
         rest = form((inputs.payload, inputs.weights, inputs.plan, inputs.eta, inputs.key))
-        shape = stacked, self.gate, jnp.result_type(float), self._data_form, rest
+        shape = stacked, inputs.limit is None, jnp.result_type(float), self._data_form, rest
 
         def build() -> Callable[..., Any]:
-            job, zero = partial(_gated_sum, client_step, stacked, self.gate), np.int32(0)
+            job, zero = partial(_gated_sum, client_step, stacked), np.int32(0)
             return jax.jit(job).lower(inputs, zero, zero).compile()
 
         return PROGRAMS.get(client_step, shape, build)
@@ -134,6 +155,11 @@ def _refusals(
     ]
 
 
+def _number(limit: float | None) -> np.ndarray | None:
+    """Return a limit as an input of a program."""
+    return None if limit is None else np.asarray(limit, jnp.result_type(float))
+
+
 def _run_lane(wide: bool, program: Callable[..., Any], inputs: tuple[Any, ...]) -> PyTree:
     """Run a program in the second thread, in the precision of the calling thread."""
     with jax.enable_x64(wide):
@@ -162,7 +188,6 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
 def _gated_sum(
     client_step: ClientStep,
     stacked: bool,
-    gate: Gate,
     inputs: _Inputs,
     start: jax.Array,
     stop: jax.Array,
@@ -170,7 +195,8 @@ def _gated_sum(
     """Sum, or stack, the messages of the clients order[start:stop], one after the other.
 
     Returns:
-        The sum or the stack, the squared norms of all messages, and which of them passed the gate.
+        The sum or the stack, the squared norms of all messages, which of them passed the gate, and
+        what is compared of those.
     """
     size = len(inputs.ids)
     keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
@@ -181,21 +207,24 @@ def _gated_sum(
         return as_message(client_step, client_step(slice_for(inputs.payload, j), client))
 
     def add(k: jax.Array, carry: PyTree) -> PyTree:
-        total, squares, passed = carry
+        total, squares, passed, probes = carry
         j = inputs.order[k]
         z = message(j)
         own = squared_norms(z)
-        ok = within(own, gate)
+        ok = within(own, inputs.limit)
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
         if stacked:
             total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
         else:
             total = trees.add_scaled(total, inputs.weights[j], z)
-        return total, squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
+        squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
+        return total, squares, passed, probes.at[j].set(watch.take(probe, z))
 
     like = jax.eval_shape(message, 0)
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
-    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32)
+    probe = watch.probe_of(like, size)
+    probes = jnp.zeros((size, sum(probe.widths)))
+    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes
     return jax.lax.fori_loop(start, stop, add, carry)
 
 

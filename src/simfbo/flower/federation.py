@@ -17,6 +17,7 @@ from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import admit
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
+from simfbo.core.watch import probed
 from simfbo.engines.base import Call, Engine, combined
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent
@@ -142,7 +143,7 @@ class DistributedFederation(Engine):
             call.plan[positions],
             call.eta,
             call.cohort.weights[positions] if adds else None,
-            self.gate,
+            self.rules(request.client_step),
             None if self.secret else call.key,
         )
         package = encode_request(own, self._known)
@@ -159,10 +160,11 @@ class DistributedFederation(Engine):
                 found += replies(package, request.like, request.ids[outcome.parts[node]])
             except BadPackage as error:
                 outcome.refuse(node, error)
-        messages, squares, refusals = admit(found, request, self.gate)
+        messages, squares, refusals = admit(found, request, self.rules(request.client_step))
         admitted = np.array([message is not None for message in messages])
         total = combined(messages, weights, stacked, request.like)
-        return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
+        said = _explained(refusals, request, outcome)
+        return total, Exchange(request, admitted, squares, said, probed(messages, request))
 
     def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""
@@ -192,7 +194,9 @@ class DistributedFederation(Engine):
         positions = outcome.parts[node]
         part = Cohort(cohort.ids[positions], cohort.weights[positions])
         try:
-            return partial_sum(outcome.packages[node], request, part, self.gate)
+            return partial_sum(
+                outcome.packages[node], request, part, self.rules(request.client_step)
+            )
         except BadPackage as error:
             outcome.refuse(node, error)
             return None

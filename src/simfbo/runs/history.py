@@ -1,9 +1,9 @@
 """The history of a run: JSON lines on disk, appended during the run, readable at any moment.
 
-The first line is the header (configuration, versions, seed), followed by one line per evaluation
-and per refused reply, and an end line that says how the run ended. It is strict JSON: a number that
-is not finite is written as null and read as NaN. Every line ends with its own checksum, so that a
-damaged one is noticed and left out.
+The first line is the header (configuration, versions, seed), followed by one line per evaluation,
+per refused reply and per warning, a verdict, and an end line that says how the run ended. It is
+strict JSON: a number that is not finite is written as null and read as NaN. Every line ends with
+its own checksum, so that a damaged one is noticed and left out.
 """
 
 import contextlib
@@ -43,6 +43,10 @@ class History:
             `reason` (a value of `simfbo.core.exchange.Reason`) and `text`, the reason in words.
         verdict: whether a finished run has converged: `converged`, the sentence `text`, and the
             residuals; None for methods that do not send any.
+        warnings: one dictionary per warning of clients whose messages stand out: `round`,
+            `exchange`, `client_step`, `about` (what is said of them: "few" carry most of the sum,
+            "opposed" to others, the "same" messages), `clients`, `share` (of the sum of norms) and
+            `text`.
     """
 
     header: Json
@@ -51,6 +55,12 @@ class History:
     state: Any = None
     refusals: list[Json] = field(default_factory=list)
     verdict: Json | None = None
+    warnings: list[Json] = field(default_factory=list)
+
+    @property
+    def lines(self) -> dict[str, list[Json]]:
+        """Return the lists that grow during a run, by the kind of their lines."""
+        return {"record": self.records, "refusal": self.refusals, "warning": self.warnings}
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
@@ -92,8 +102,8 @@ class History:
                 history.end = line
             elif kind == "verdict":
                 history.verdict = line
-            elif kind == "refusal":
-                history.refusals.append(line)
+            elif kind in ("refusal", "warning"):
+                history.lines[kind].append(line)
             else:
                 read = {key: math.nan if line[key] is None else line[key] for key in line}
                 history.records.append(read)

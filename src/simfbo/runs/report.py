@@ -149,6 +149,7 @@ def summary(history: History) -> str:
         lines.append(f"The projection of v was active {last['projected']:,} times.")
     if history.refusals:
         lines.append(_excluded(history))
+    lines += [f"Warning in round {line['round']:,}: {line['text']}." for line in history.warnings]
     if history.verdict is not None:
         lines.append(f"{sentence(history.verdict['text'])}.")
     return "\n".join(lines)
@@ -229,9 +230,11 @@ def page(
 def _section(history: History, name: str) -> Json:
     """Return what the page shows of one run."""
     columns = ["round", "bytes_down", "bytes_up", "seconds", *metrics(history)]
+    lines = summary(history).splitlines()
     return {
         "name": name,
-        "summary": summary(history).splitlines(),
+        "warnings": [line for line in lines if line.startswith("Warning")],
+        "summary": [line for line in lines if not line.startswith("Warning")],
         "columns": [column.replace("_", " ") for column in columns],
         "rows": [[_cell(column, record) for column in columns] for record in history.records],
         "settings": json.dumps(history.header, indent=2),

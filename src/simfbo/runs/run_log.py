@@ -36,6 +36,7 @@ class Progress(NamedTuple):
         written: size of the history in bytes.
         sizes: the norms of x, y and v at the start or after the first round, at least 1.
         residuals: what was seen of them (`simfbo.runs.verdict`).
+        memory: what the federation remembers of earlier exchanges, as JSON values.
     """
 
     round: int
@@ -47,6 +48,7 @@ class Progress(NamedTuple):
     written: int = 0
     sizes: Sequence[float] = ()
     residuals: Mapping[str, Any] = MappingProxyType({})
+    memory: Mapping[str, Any] = MappingProxyType({})
 
 
 class RunLog:
@@ -139,14 +141,13 @@ class RunLog:
 
     def rewind(self, progress: Progress) -> None:
         """Remove the lines that were written after some progress."""
-        for lines in (self.history.records, self.history.refusals):
+        for lines in self.history.lines.values():
             lines[:] = [line for line in lines if line["round"] <= progress.round]
         self._open.cut(progress.written)
 
     def add(self, kind: str, *lines: Json) -> int:
-        """Append records or refusals; return the new size of the history in bytes."""
-        kept = self.history.records if kind == "record" else self.history.refusals
-        kept += map(dict, lines)
+        """Append lines of one kind; return the new size of the history in bytes."""
+        self.history.lines[kind] += map(dict, lines)
         self._open.write(kind, *lines)
         return self._open.position
 
@@ -169,6 +170,8 @@ class RunLog:
         if verdict is not None:
             self.history.verdict = verdict
             self._open.write("verdict", verdict)
+        if self.history.warnings:
+            end = {**end, "warnings": len(self.history.warnings)}
         self.history.end = end
         self._open.write("end", end)
         return self.history
@@ -197,6 +200,7 @@ class RunLog:
             "written": at.written,
             "sizes": list(at.sizes),
             "residuals": dict(at.residuals),
+            "memory": dict(at.memory),
             "history": hashlib.sha256(self._stored_history()[: at.written]).hexdigest(),
         }
 
@@ -223,7 +227,7 @@ class RunLog:
             spent = manifest["seconds"], manifest["cpu_seconds"]
             state = checkpoint.restore(found.arrays, first.state)
             numbers = manifest["refused"], *spent, manifest["written"]
-            numbers += manifest["sizes"], manifest["residuals"]
+            numbers += manifest["sizes"], manifest["residuals"], manifest["memory"]
             return Progress(manifest["round"], state, ledger, *numbers), part
 
         return read

@@ -4,9 +4,10 @@ import contextlib
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.problem import PyTree
-from simfbo.errors import TooFewReplies, UserError
+from simfbo.errors import ClientWarning, TooFewReplies, UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
 from simfbo.runs.inputs import inputs_of
@@ -162,6 +163,9 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     job.federation.ledger.total = at.ledger.total
     job.federation.ledger.by_step = dict(at.ledger.by_step)
     _take_refusals(job, 0)  # those of an earlier run on the same federation
+    _take_suspicions(job, 0)
+    engine: Any = job.federation  # which has a memory, unless it is somebody's own
+    engine.memory = at.memory
     try:
         for t in range(at.round + 1, job.rounds + 1):
             with interrupts.allowed():
@@ -217,7 +221,9 @@ def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress,
         job.log.add("refusal", *refusals),
         sizes,
         seen,
+        getattr(job.federation, "memory", {}),
     )
+    after = after._replace(written=_warn(job, t))
     if end := _exploded(job, after, norms):
         raise _Diverged(after, end)
     record = _record(job, after) if due else None
@@ -234,6 +240,22 @@ def _take_refusals(job: _Job, t: int) -> list[Json]:
     lines = [{"round": t, **one._asdict(), "reason": one.reason.value} for one in waiting]
     waiting.clear()
     return lines
+
+
+def _take_suspicions(job: _Job, t: int) -> list[Json]:
+    """Remove the suspicions of iteration t from the federation; return them as history lines."""
+    waiting = getattr(job.federation, "suspicions", [])
+    lines = [{"round": t, **one._asdict(), "about": one.kind} for one in waiting]
+    waiting.clear()
+    return [{key: line[key] for key in line if key != "kind"} for line in lines]
+
+
+def _warn(job: _Job, t: int) -> int:
+    """Write down and warn of the clients that stand out; return the size of the history."""
+    lines = _take_suspicions(job, t)
+    for line in lines:
+        warnings.warn(f"Round {t}: {line['text']}.", ClientWarning, stacklevel=5)  # who called run
+    return job.log.add("warning", *lines)
 
 
 def _last_record(job: _Job, at: Progress) -> list[Json]:

@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,6 +173,11 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
 
 def _do(config: Json, directory: Path, done: Any, data_dir: Path | None) -> bool:
     """Run one job and report how it went; return whether there is time for another."""
+
+    def show(message: object, *rest: object) -> None:
+        print(f"simfbo: {directory.name}: {message}", file=sys.stderr, flush=True)
+
+    warnings.showwarning = show
     try:
         history = run_job(Job(checked(config, {}), directory), data_dir)
         if (history.end or {}).get("status") == "interrupted":
