@@ -2,7 +2,7 @@
 
     python benchmarks/trust/attacks.py [--seeds 0,1,2]
 
-Writes results-attacks.json beside this file; what is there is not run again. The task is
+Writes results/attacks.json; what is there is not run again. The task is
 hyper-representation on scikit-learn's digits. Hostile clients see all honest messages before they
 send theirs.
 """
@@ -31,7 +31,7 @@ from simfbo.errors import ClientWarning
 from simfbo.tasks import Task, hyper_representation
 from simfbo.tasks.models import mlp
 
-FILE = Path(__file__).parent / "results-attacks.json"
+FILE = Path(__file__).parent / "results/attacks.json"
 PARTITIONS, CLIENTS, HOSTILE, ROUNDS = ("iid", "shards"), 10, 2, 300
 Attack = Callable[[np.ndarray], np.ndarray]  # honest messages, the hostile clients' first -> sent
 

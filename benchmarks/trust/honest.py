@@ -2,7 +2,7 @@
 
     python benchmarks/trust/honest.py [--seeds 3,4,5] [--only NAME]
 
-Writes results-honest.json beside this file; what is there is not run again.
+Writes results/honest.json; what is there is not run again.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from simfbo.config.run import checked
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import ClientWarning
 
-FILE = Path(__file__).parent / "results-honest.json"
+FILE = Path(__file__).parent / "results/honest.json"
 ROUNDS = 300
 UNEQUAL = {"low": 1, "high": 10}
 

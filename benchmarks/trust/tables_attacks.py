@@ -1,4 +1,4 @@
-"""The tables of README-watch.md, from results-attacks.json and results-honest.json."""
+"""The tables of attacks.md, from results/attacks.json and results/honest.json."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ POINTS = 5.0
 
 def attacks() -> str:
     """Return a table per partition: accuracy, and what the runs said."""
-    found = json.loads((FOLDER / "results-attacks.json").read_text())
+    found = json.loads((FOLDER / "results/attacks.json").read_text())
     return "\n\n".join(f"{kind}:\n\n{_accuracies(rules)}" for kind, rules in found.items())
 
 
@@ -44,7 +44,7 @@ def said_so(run: dict[str, Any]) -> bool:
 
 def counts() -> dict[str, int]:
     """Return in how many runs accuracy was lost, and how many of these said nothing."""
-    found = json.loads((FOLDER / "results-attacks.json").read_text())
+    found = json.loads((FOLDER / "results/attacks.json").read_text())
     pairs = [
         (run, honest, attack)
         for rules in found.values()
@@ -67,7 +67,7 @@ def counts() -> dict[str, int]:
 
 def honest() -> str:
     """Return the runs without attackers: result with and without the automatic limit."""
-    found = json.loads((FOLDER / "results-honest.json").read_text())
+    found = json.loads((FOLDER / "results/honest.json").read_text())
     lines = ["| case | metric | no limit | auto limit | refused | warnings |", "|---" * 6 + "|"]
     for name, ways in found.items():
         off, auto = (mean(run["value"] for run in ways[way]) for way in ("off", "auto"))
@@ -83,7 +83,7 @@ def honest() -> str:
 
 def costs() -> str:
     """Return what watching costs."""
-    found = json.loads((FOLDER / "results-watch-cost.json").read_text())
+    found = json.loads((FOLDER / "results/watch-cost.json").read_text())
     ways = list(next(iter(found.values()))["milliseconds"])
     lines = [f"| processor ms per round | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
     for name, case in found.items():

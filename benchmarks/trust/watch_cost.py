@@ -2,7 +2,7 @@
 
     python benchmarks/trust/watch_cost.py
 
-Writes results-watch-cost.json beside this file.
+Writes results/watch-cost.json.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from simfbo.datasets import ImageData
 from simfbo.tasks import Task, hyper_representation, quadratic
 from simfbo.tasks.models import mlp
 
-FILE = Path(__file__).parent / "results-watch-cost.json"
+FILE = Path(__file__).parent / "results/watch-cost.json"
 TURNS = 30
 
 

@@ -130,7 +130,7 @@ def test_diverged(simfbo):
     assert code == 1
     first, second = err.splitlines()
     assert re.fullmatch(
-        r"simfbo: diverged in round 1: the norm of [xyv] is \S+ after round 1, the limit \S+; "
+        r"simfbo: diverged in round 2: the norm of [xyv] is \S+ after round 2, the limit \S+; "
         r"client \d sent the largest message. A smaller step size for [xyv] often helps.",
         first,
     )
@@ -184,7 +184,7 @@ def test_clients_that_stand_out_are_named_live_and_in_the_end(simfbo, monkeypatc
     (line,) = History.load("here").warnings
     assert (code, err) == (0, f"simfbo: Round 8: {line['text']}.\n")
     assert re.fullmatch(r"client 1 sends \d+ % of the norm: use an aggregator .*", line["text"])
-    assert f"Warning in round 8: {line['text']}.\nFigure" in out
+    assert f"Warning in round 8: {line['text']}.\n" in out
     assert f"Warning in round 8: {line['text']}." in Path("here/report.html").read_text()
 
 

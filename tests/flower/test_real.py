@@ -135,7 +135,7 @@ def test_a_federation_from_up_to_down(folder, app, single_precision, capsys):
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"Finished. History and checkpoints are in {output}" in run.stdout
     lines = lines_of(output)
-    assert [line["kind"] for line in lines] == ["header", *["record"] * 4, "end"]
+    assert [line["kind"] for line in lines] == ["header", *["record"] * 4, "verdict", "end"]
     assert lines[-1]["status"] == "finished"
     plan = runpy.run_path(str(app / "task.py"))["deployment"]({"rounds": 3, "timeout": 1.0})
     wanted = [record["y"] for record in simulate(plan).records]

@@ -39,8 +39,8 @@ def test_progress_of_runs_that_have_not_ended(tmp_path, in_process):
     sweep.sweep(jobs[:2])
     file = tmp_path / "b" / FILE
     lines = file.read_text().splitlines(keepends=True)
-    assert [json.loads(line)["kind"] for line in lines[-2:]] == ["record", "end"]
-    file.write_text("".join(lines[:-2]))
+    assert [json.loads(line)["kind"] for line in lines[-3:]] == ["record", "verdict", "end"]
+    file.write_text("".join(lines[:-3]))
     reports = []
     sweep._report(jobs, lambda *now: reports.append(now))
     assert reports == [(4 + 2 + 0, 12)]

@@ -59,6 +59,12 @@ def by_hand(x, rounds):
     return y
 
 
+@pytest.fixture(autouse=True)
+def exact_curvature(monkeypatch):
+    """Search until mu and L are exact."""
+    monkeypatch.setattr("simfbo.algorithms._curvature._KNOWN", 0.0)
+
+
 def test_fedavg_by_hand_and_the_best_candidate_is_kept(federate):
     started = []
     one, three = compare(task(), federate, rounds=12, budget=10**9, on_baseline=started.append)

@@ -145,8 +145,8 @@ class View:
         """Take the federation and the two functions, which usually call the federation's own."""
         self._federation, self._sum, self._gather = federation, sum, gather
         self.ledger: Ledger = federation.ledger
-        self.refusals: list[Refusal] = federation.refusals
-        self.secret = federation.secret
+        self.refusals: list[Refusal] = getattr(federation, "refusals", [])
+        self.secret: bool = getattr(federation, "secret", False)
 
     @property
     def n(self) -> int:

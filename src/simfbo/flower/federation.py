@@ -194,9 +194,8 @@ class DistributedFederation(Engine):
         positions = outcome.parts[node]
         part = Cohort(cohort.ids[positions], cohort.weights[positions])
         try:
-            return partial_sum(
-                outcome.packages[node], request, part, self.rules(request.client_step)
-            )
+            rules = self.rules(request.client_step)
+            return partial_sum(outcome.packages[node], request, part, rules)
         except BadPackage as error:
             outcome.refuse(node, error)
             return None

@@ -101,7 +101,7 @@ def as_folder_name(*parts: str) -> str:
         >>> as_folder_name("my.methods:mine", "../digits")
         'my.methods-mine-digits'
     """
-    name = re.sub(r"[^\w.]+|\.\.+", "-", "-".join(parts)).encode()[:200].decode(errors="ignore")
+    name = re.sub(r"(?:[^\w.]|\.\.+)+", "-", "-".join(parts)).encode()[:200].decode(errors="ignore")
     return name.strip("-.") or "run"
 
 

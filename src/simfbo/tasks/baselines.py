@@ -110,7 +110,11 @@ def _rounds_each(baseline: Baseline, federation: Engine, rounds: int, budget: in
     if count == 1:
         return rounds
     each = _bytes(cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total)
-    share = min(rounds, int(budget / (each * count) - _PROBING * most_probes(rounds)))
+    left = budget / (each * count)
+    share = int(left - _PROBING * most_probes(1))
+    if most_probes(share) > most_probes(1):
+        share = int(left / (1 + _PROBING / 10))  # a tenth of the rounds search
+    share = min(rounds, share)
     return share if share >= min(rounds, _FEWEST) else 0
 
 
