@@ -138,10 +138,10 @@ def test_diverged(simfbo):
         "simfbo: try smaller steps, for example --set algorithm.server.x=0.01, or simfbo tune."
     )
     assert second == sentence
-    assert "SimFBO on quadratic (3 clients): diverged after 1 of 50 iterations" in out
+    assert "SimFBO on quadratic (3 clients): diverged after 2 of 50 iterations" in out
     history = History.load("it")
-    assert (history.end["status"], history.end["round"]) == ("diverged", 1)
-    assert len(history.records) == 2
+    assert (history.end["status"], history.end["round"]) == ("diverged", 2)
+    assert len(history.records) == 3
     assert set(content(Path("it"))) == FILES
     code, out, err = simfbo("run", "--resume", "it")
     assert (code, err) == (1, first + "\n")

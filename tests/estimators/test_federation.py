@@ -43,11 +43,12 @@ def fitted():
 
 def test_every_exchange_is_counted(fitted):
     counts = {name: sent.rounds for name, sent in fitted.ledger_.by_step.items()}
-    assert 5 <= counts.pop("curvature") <= 15 + 3
+    probes = counts.pop("curvature")
+    assert 5 <= probes <= 15 + 3
     assert counts == {"moments": 1, "response": 1, "simfbo_step": 20}
-    assert fitted.ledger_.total.rounds == 36
+    assert fitted.ledger_.total.rounds == 22 + probes
     assert fitted.ledger_.by_step["moments"].floats_up == 3 * 2 * (4 + 1)
-    assert fitted.history_.records[-1]["communication_rounds"] == 36
+    assert fitted.history_.records[-1]["communication_rounds"] == 22 + probes
     assert fitted.n_iter_ == 20
     losses = fitted.history_.column("upper_loss")
     assert losses[-1] < 0.1 * losses[0]

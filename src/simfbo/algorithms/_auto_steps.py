@@ -32,7 +32,7 @@ from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies
 
-_START = 0.1  # x's first pace, as a share of its largest
+_START, _PLAIN_START = 0.1, 0.3  # x's first pace, as a share of its largest; with plain steps
 _FEWEST = 15  # exchanges that may measure mu and L; more in longer runs
 _TRIES = 30  # exchanges that find the size of the hypergradient
 _LIMIT = 100.0  # how many times t^2 of its first change the t-th change may be
@@ -231,7 +231,7 @@ def auto_steps(
         size = math.sqrt(float(trees.squared_norm(pull)) / count)
         settled = state._replace(base=state.base._replace(y=y))
         most = largest_pace(settled, pull, federation, key) if size else 0.0
-        return state._replace(pull=_host(size), pace=_host([_START * most, most]))
+        return state._replace(pull=_host(size), pace=_host([_PLAIN_START * most, most]))
 
     client_steps = (*tools, hypergradient, *like.client_steps)
     settings = {**like.settings, "rounds": rounds}

@@ -126,7 +126,7 @@ def _text(found: Mapping[str, float], converged: bool | None, growing: bool) -> 
     facts = ", ".join(f"{said[name]} {_percent(value)}" for name, value in found.items())
     if converged is not False:
         return f"converged: {facts}" if converged else facts
-    advice = "use more rounds, or larger or automatic steps"
+    advice = "use more rounds or, with steps of your own, larger ones"
     return f"not converged: {facts}; {'use smaller or automatic steps' if growing else advice}"
 
 
