@@ -52,7 +52,8 @@ def test_a_run_that_is_too_short_says_so():
     assert history.verdict["converged"] is False
     assert history.verdict["lower"] < 0.05
     assert history.verdict["hypergradient"] > 0.9
-    assert history.verdict["text"].endswith(
+    advice = "; use more rounds or, with steps of your own, larger ones"
+    assert history.verdict["text"].endswith(advice)
         "; use more rounds or, with steps of your own, larger ones"
     )
 
