@@ -54,8 +54,6 @@ def test_a_run_that_is_too_short_says_so():
     assert history.verdict["hypergradient"] > 0.9
     advice = "; use more rounds or, with steps of your own, larger ones"
     assert history.verdict["text"].endswith(advice)
-        "; use more rounds or, with steps of your own, larger ones"
-    )
 
 
 def test_other_steps_of_several_exchanges():
