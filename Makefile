@@ -51,7 +51,7 @@ benchmark-setup: setup  ## PyTorch, for benchmarks/round_speed only
 lock:  ## Rebuild requirements.lock from pyproject.toml with the newest versions, by uv in .venv-tools
 	$(PYTHON) -m venv .venv-tools
 	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7
-	.venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	.venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	  --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml
 
 sbom: setup  ## Write sbom.json (CycloneDX), the bill of the locked packages with their hashes
