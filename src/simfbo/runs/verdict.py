@@ -93,7 +93,7 @@ def verdict(seen: Seen) -> Json | None:
         start = np.max(h[near][:2], initial=0.0) or h[-1] or 1.0
         found["hypergradient"] = float(h[-1] / start)
         converged = small and found["hypergradient"] <= CONVERGED
-    growing = any(one[-1] > 1.3 * one[-2] for one in parts.values() if len(one) > 1)
+    growing = any(one[-1] > 1.5 * np.median(one[len(one) // 2 :]) for one in parts.values())
     return {**found, "converged": converged, "text": _text(found, converged, growing)}
 
 
