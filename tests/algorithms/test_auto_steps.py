@@ -294,10 +294,10 @@ def test_steps_that_are_too_large_are_halved(saved):
     np.testing.assert_allclose(history.state.y, TRUTH.y(history.state.x), atol=0.05)
 
 
-def test_without_the_safeguard_they_diverge(hasty, federation, monkeypatch):
+def test_without_the_safeguard_they_diverge(federation, monkeypatch):
     federation.data = TASK.data
     monkeypatch.setattr(MODULE, "_judged", lambda state, after, *rest: state._replace(base=after))
-    history = finish(hasty, federation)
+    history = finish(made("simfbo", fifty_times, LONGER), federation)
     assert history.end["status"] == "diverged"
     assert history.state.halvings == 0
 
@@ -307,11 +307,13 @@ def test_going_back_halves_once_and_restores_the_anchor(method, whole):
     state = whole[0].state._replace(anchor=earlier, age=np.int32(7))
     far = state.base._replace(v=state.v + 1e9)
     for lost in (far, state.base._replace(y=state.y * np.nan)):
-        back = MODULE._judged(state, lost, None, 10)
+        back = MODULE._judged(state, lost, None)
         assert (int(back.halvings), int(back.age)) == (1, 0)
         np.testing.assert_array_equal(back.pace, state.pace / 2)
         paced = earlier.server.x._replace(pace=back.pace[0])
-        earlier = earlier._replace(server=earlier.server._replace(x=paced))
+        rates = {"gamma": state.base.server.y.gamma / 2, "momentum": state.base.server.y.momentum}
+        y, v = (rule._replace(**rates) for rule in earlier.server[1:])
+        earlier = earlier._replace(server=Point(paced, y, v))
         for got, want in zip(jax.tree.leaves(back.base), jax.tree.leaves(earlier)):
             np.testing.assert_array_equal(got, want)
 
@@ -343,9 +345,9 @@ def not_finite_once(build, calls):
     return made
 
 
-def test_replies_that_are_not_finite_lead_back_too(federation):
-    federation.data, calls = TASK.data, []
-    history = finish(made("simfbo", not_finite_once(BUILDS["simfbo"], calls)), federation, rounds=6)
+def test_replies_that_are_not_finite_lead_back_too():
+    one_by_one, calls = SimulatedFederation(TASK.data, strategy="lanes"), []
+    history = finish(made("simfbo", not_finite_once(BUILDS["simfbo"], calls)), one_by_one, rounds=6)
     assert history.end == {"status": "finished"}
     assert history.state.halvings == 1
     assert len(history.refusals) == N

@@ -271,10 +271,10 @@ def test_refused_messages_do_not_count_but_who_is_refused_all_the_time_is_named(
 
 
 def test_in_large_cohorts_others_are_compared_every_time():
-    windows = [watch._window(np.arange(150), number) for number in range(1, 76)]
+    windows = [watch.window(150, number) for number in range(1, 76)]
     assert {len(one) for one in windows} == {64}
     assert len(np.unique(np.concatenate(windows))) == 150
-    assert watch._window(np.arange(64), 3).tolist() == list(range(64))
+    assert watch.window(64, 3).tolist() == list(range(64))
 
 
 def test_long_lists_are_shortened():

@@ -170,7 +170,7 @@ def test_a_client_takes_exactly_its_own_steps(three, engine):
 
 def test_the_compiled_engine_computes_no_more_steps_than_asked(three):
     counted = Evaluations()
-    federation = SimulatedFederation(three, local_work=fixed(TAUS))
+    federation = SimulatedFederation(three, local_work=fixed(TAUS), strategy="lanes")
     payload = Point(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
     step = simfbo(counted.problem, STEPS).client_steps[0]
     jax.block_until_ready(federation.sum(step, payload, cohort(0, 1, 2), KEY, STEPS))

@@ -102,8 +102,9 @@ def test_evaluation_changes_nothing():
 def test_rounds_are_keyed_by_seed_and_number():
     keys = []
     spy = ALGORITHM._replace(round=lambda state, federation, key: keys.append(key) or state)
+    one_by_one = SimulatedFederation(TASK.data, strategy="lanes")
     for seed, rounds in ((7, 3), (8, 1)):
-        run(spy, FEDERATION, TASK.x0, TASK.y0, rounds=rounds, seed=seed)
+        run(spy, one_by_one, TASK.x0, TASK.y0, rounds=rounds, seed=seed)
     data = [jax.random.key_data(key).tolist() for key in keys]
     expected = [
         jax.random.fold_in(jax.random.key(s), t) for s, t in ((7, 1), (7, 2), (7, 3), (8, 1))

@@ -117,7 +117,7 @@ def test_all_trials_diverge(tmp_path, in_process):
 
 
 @pytest.mark.parametrize(("name", "cost"), [("simfbo", 1), ("fednest", 10)])
-def test_27_trials_compile_every_client_step_once(tmp_path, in_process, name, cost):
+def test_27_trials_compile_one_program(tmp_path, in_process, name, cost):
     """Step sizes are inputs of compiled programs, so other step sizes need no other program."""
     odd = {"task.dim_x": 2, "task.dim_y": 7}  # a shape that no other test compiles
     config = load(None, BASE | odd | {"algorithm.name": name})
@@ -128,4 +128,4 @@ def test_27_trials_compile_every_client_step_once(tmp_path, in_process, name, co
     )
     assert len({tuple(r.settings.values()) for r in tuned.results}) == 27
     steps = getattr(algorithms, name)(quadratic().problem, Point(x=0.1, y=0.1, v=0.1)).client_steps
-    assert Counter(PROGRAMS.compiled[before:]) == Counter({step.__name__: 1 for step in steps})
+    assert PROGRAMS.compiled[before:] == [steps[-1].__name__]  # all of a round, in blocks

@@ -15,6 +15,7 @@ state and halves all step sizes.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +25,10 @@ import optax
 
 from simfbo.algorithms import _pacing
 from simfbo.algorithms._common import Rule, drawn_directions, local_steps, once_per_problem
-from simfbo.algorithms._curvature import Curvature, measure, probes, shift
+from simfbo.algorithms._curvature import LEAST_RATE, Curvature, measure, probes, shift
 from simfbo.algorithms._pacing import Window
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, View
+from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Hosted, Tracing, View
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies
@@ -55,7 +56,6 @@ class Plan(NamedTuple):
 
 
 Build = Callable[[Plan], Algorithm]
-AutoKey = tuple[Curvature, float, float, int]
 
 
 class AutoState(NamedTuple):
@@ -70,6 +70,7 @@ class AutoState(NamedTuple):
         window: what is known of how y, v and the hypergradient change.
         first: the sizes of the first change of y and v.
         age: iterations since the anchor, the beginning of the window.
+        length: iterations of a window; zero before the first iteration.
         halvings: how often the steps were halved.
     """
 
@@ -81,6 +82,7 @@ class AutoState(NamedTuple):
     window: Window
     first: jax.Array
     age: Any
+    length: Any
     halvings: Any
 
     @property
@@ -147,49 +149,61 @@ def auto_steps(
         True
     """
     scale = _pacing.size_of(x0)
+    typical = float(np.mean(jax.tree.leaves(scale)))
     tools, hypergradient = probes(problem), _hypergradient_step(problem)
-    like = build(_plan(Curvature(1.0, 1.0, 1.0), 1.0, 0.0, scale, rounds, 0))
-    built: dict[AutoKey, Algorithm] = {}
+    rules = _pacing.rules(scale, rounds)
+    like = build(_plan(_Sizes(*np.zeros(4)), rules, rounds))
+    built: dict[tuple[float, ...], Algorithm] = {}
 
-    def plan(state: AutoState) -> Plan:
-        return _plan(
-            _curvature_of(state), float(state.pull), float(state.pace[0]), scale, rounds,
-            int(state.halvings),
-        )  # fmt: skip
+    def sizes(state: AutoState) -> _Sizes:
+        return _sizes(state.found, state.pull, state.pace, state.halvings, typical)
 
-    def method(state: AutoState) -> Algorithm:
-        pace = float(state.pace[0]) if plain else 0.0  # else x's rule has it in its state
-        key = _curvature_of(state), float(state.pull), pace, int(state.halvings)
+    def method(found: _Sizes) -> Algorithm:
+        if isinstance(found.gamma, jax.core.Tracer):
+            return build(_plan(found, rules, rounds))
+        key = tuple(map(float, found if plain else found._replace(x=np.zeros(()))))
         if key not in built:
-            built[key] = build(plan(state))
+            built[key] = build(_plan(_Sizes(*key), rules, rounds))
         return built[key]
 
     def init(x: PyTree, y: PyTree) -> AutoState:
         base = like.init(x, y)
         window = _pacing.opened(x, *_lower(base)[1:])
         zero, found, pace = np.zeros((), np.int32), _host([0.0] * 3), _host([0.0] * 2)
-        return AutoState(base, base, found, _host(0.0), pace, window, jnp.zeros(2), zero, zero)
+        return AutoState(
+            base, base, found, _host(0.0), pace, window, jnp.zeros(2), zero, zero, zero
+        )
+
+    def ahead(state: AutoState) -> int:
+        return int(state.length) - int(state.age)
+
+    def iterate(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
+        """Run an iteration of the method, and judge it: all that needs no host."""
+        view, sums = _watched(federation)
+        found = sizes(state)
+        after = method(found).round(state.base, view, key)
+        pull = _pull_of(state, after, sums, found.x if plain else None)
+        return _judged(state, after, pull)
 
     def round(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
-        if not state.found[1]:
-            state = look(state, federation, key)
-        view, sums = _watched(federation)
+        state = prepare(state, federation, key)
         try:
-            after = method(state).round(state.base, view, key)
+            state = iterate(state, federation, key)
         except TooFewReplies as error:
             if not error.exchange.mostly_oversized or state.halvings >= _MOST:
                 raise
             return _back(state)
-        step = plan(state).plain.x if plain else None
-        length = _pacing.length_of(_curvature_of(state).rate, rounds)
-        state = _judged(state, after, _pull_of(state, after, sums, step), length)
-        return paced(state, length, federation, key) if state.age >= length else state
+        return state if ahead(state) > 0 else paced(state, federation, key)
 
-    def paced(state: AutoState, length: int, federation: Federation, key: jax.Array) -> AutoState:
+    def prepare(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
+        return state if state.length else look(state, federation, key)
+
+    def paced(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         """End a window, and set x's pace for the next."""
-        settles, (pace, most) = length * _curvature_of(state).rate, map(float, state.pace)
+        length, rate = int(state.length), _curvature_of(state).rate
+        pace, most = map(float, state.pace)
         window, found = _pacing.closed(
-            state.window, _lower(state.anchor), _lower(state.base), settles
+            state.window, _lower(state.anchor), _lower(state.base), length * rate
         )
         window = window._replace(index=np.asarray(window.index))
         lag, turn = map(float, found)
@@ -223,10 +237,14 @@ def auto_steps(
     def look(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         most = most_probes(rounds)
         found = measure(tools.curvature, federation, state.x, state.y, key, most)
-        state = state._replace(found=_host(found))
+        length = _pacing.length_of(found.rate, rounds)
+        state = state._replace(found=_host(found), length=np.asarray(length, np.int32))
+        own = sizes(state)
+        state = state._replace(base=_pacing.with_rates(state.base, own.gamma, own.momentum))
+        state = state._replace(anchor=state.base)
         if not plain:
             return state
-        pull, y = _pull(hypergradient, federation, state, plan(state).server, key)
+        pull, y = _pull(hypergradient, federation, state, own, rules.y, key)
         count = sum(leaf.size for leaf in jax.tree.leaves(pull))
         size = math.sqrt(float(trees.squared_norm(pull)) / count)
         settled = state._replace(base=state.base._replace(y=y))
@@ -235,7 +253,13 @@ def auto_steps(
 
     client_steps = (*tools, hypergradient, *like.client_steps)
     settings = {**like.settings, "rounds": rounds}
-    return like._replace(init=init, round=round, client_steps=client_steps, settings=settings)
+    hosted, form = Hosted(ahead, prepare, iterate, paced), like.traced.form
+    if form is not None:
+        form = ("auto", form, rounds, plain, typical)
+    return like._replace(
+        init=init, round=round, client_steps=client_steps, settings=settings,
+        tracing=Tracing(round, form, hosted=hosted),
+    )  # fmt: skip
 
 
 def most_probes(rounds: int) -> int:
@@ -243,26 +267,37 @@ def most_probes(rounds: int) -> int:
     return max(_FEWEST, rounds // 10)
 
 
-def _plan(
-    found: Curvature, pull: float, pace: float, scale: PyTree, rounds: int, halvings: int
-) -> Plan:
-    """Return the step sizes."""
-    factor, root, rate = 0.5**halvings, math.sqrt(rounds), found.rate
-    L, work = found.L if found.L > 0 else 1.0, found.work or 1.0  # zeros: an engine that counts
-    gamma, typical = factor / (L * work), float(np.mean(jax.tree.leaves(scale)))
-    follow = optax.sgd(_settling(gamma, rounds), momentum=(1 - rate) ** 2)
-    return Plan(
-        local=Point(0.0, gamma / root, gamma / root),
-        server=Point(_pacing.paced_adam(scale, rounds), follow, follow),
-        plain=Point(pace * typical / pull if pull else 0.0, factor / L, factor / L),
-    )
+class _Sizes(NamedTuple):
+    """The step sizes that a state stands for.
+
+    Attributes:
+        gamma: of y and v on the server, per unit of local work.
+        momentum: of y and v.
+        plain: of y and v, for a method with one set of step sizes.
+        x: of x, for such a method.
+    """
+
+    gamma: Any
+    momentum: Any
+    plain: Any
+    x: Any
 
 
-def _settling(gamma: float, rounds: int) -> optax.Schedule:
-    """Return a step size that decays over the second half of the run, to average out noise."""
-    return lambda count: (
-        gamma * _pacing.cosine(jnp.maximum(0.0, 2 * jnp.asarray(count, float) / rounds - 1) * 0.9)
-    )
+@jax.jit
+def _sizes(found: Any, pull: Any, pace: Any, halvings: Any, typical: float) -> _Sizes:
+    """Return the step sizes for what was measured."""
+    mu, L, work = found
+    L, work = jnp.where(L > 0, L, 1.0), jnp.where(work > 0, work, 1.0)  # zeros: nothing computed
+    factor = 0.5 ** halvings.astype(L.dtype)
+    rate = jnp.clip(jnp.sqrt(jnp.maximum(mu, 0.0) / L), LEAST_RATE, 1.0)
+    x = jnp.where(pull > 0, pace[0] * typical / jnp.where(pull > 0, pull, 1.0), 0.0)
+    return _Sizes(factor / (L * work), (1 - rate) ** 2, factor / L, x)
+
+
+def _plan(sizes: _Sizes, rules: Point[Rule], rounds: int) -> Plan:
+    """Return step sizes in the forms that methods take them."""
+    eta = sizes.gamma / math.sqrt(rounds)
+    return Plan(Point(0.0, eta, eta), rules, Point(sizes.x, sizes.plain, sizes.plain))
 
 
 @once_per_problem
@@ -280,19 +315,26 @@ def _pull(
     client_step: ClientStep,
     federation: Federation,
     state: AutoState,
-    server: Point[Any],
+    sizes: _Sizes,
+    rule: Any,
     key: jax.Array,
 ) -> tuple[PyTree, PyTree]:
     """Return the hypergradient and y, once y and v have come nearer to their solutions."""
     x, y = state.x, jax.tree.map(jnp.asarray, state.y)
-    v, cohort = trees.zeros_like(y), federation.cohort(key)
-    opt_y, opt_v, d = server.y.init(y), server.v.init(v), Point(x=trees.zeros_like(x))
+    v, cohort, d = trees.zeros_like(y), federation.cohort(key), Point(x=trees.zeros_like(x))
+    rest = _pacing.with_rates((rule.init(y), rule.init(v)), sizes.gamma, sizes.momentum)
     for _ in range(_TRIES):
         d = federation.sum(client_step, Point(x, y, v), cohort, key, _STILL)
-        step_y, opt_y = server.y.update(d.y, opt_y)
-        step_v, opt_v = server.v.update(d.v, opt_v)
-        y, v = optax.apply_updates(y, step_y), optax.apply_updates(v, step_v)
+        y, v, rest = _followed(rule, d.y, d.v, rest, y, v)
     return trees.scale(1 / float(state.found[2]), d.x), y
+
+
+@partial(jax.jit, static_argnums=0)
+def _followed(rule: Any, d_y: PyTree, d_v: PyTree, rest: Any, y: PyTree, v: PyTree) -> Any:
+    """Move y and v by a rule; return them and its states."""
+    step_y, of_y = rule.update(d_y, rest[0])
+    step_v, of_v = rule.update(d_v, rest[1])
+    return optax.apply_updates(y, step_y), optax.apply_updates(v, step_v), (of_y, of_v)
 
 
 def _watched(federation: Federation) -> tuple[View, list[PyTree]]:
@@ -312,41 +354,48 @@ def _watched(federation: Federation) -> tuple[View, list[PyTree]]:
     return View(federation, spy, federation.gather), sums
 
 
-def _pull_of(
-    state: AutoState, after: PyTree, sums: list[PyTree], step: float | None
-) -> PyTree | None:
+def _pull_of(state: AutoState, after: PyTree, sums: list[PyTree], step: Any) -> PyTree | None:
     """Return an iteration's hypergradient: as it was sent, or, for plain steps, as x moved."""
     if step is not None:
-        return trees.scale(1 / step, trees.subtract(state.x, after.x)) if step else None
+        return _per_step(state.x, after.x, step)
     sent = (point_of(one).x for one in reversed(sums))
     return next((h for h in sent if h is not None), None)
 
 
-def _judged(state: AutoState, after: PyTree, pull: PyTree | None, length: int) -> AutoState:
+@jax.jit
+def _per_step(before: PyTree, after: PyTree, step: Scalar) -> PyTree:
+    """Return by how much x moved, per size of a step; zero where that is zero."""
+    times = jnp.where(step > 0, 1 / jnp.where(step > 0, step, 1.0), 0.0)
+    return trees.scale(times, trees.subtract(before, after))
+
+
+@jax.jit
+def _judged(state: AutoState, after: PyTree, pull: PyTree | None) -> AutoState:
     """Return the state after an iteration, or the last good one where it moved too far.
 
     y gathers momentum, and v follows it: their changes may grow like t^2, but not exponentially.
     """
-    t = int(state.window.index) * length + int(state.age) + 1
-    first, window, sound = _looked_at(state, _lower(after), after.x, pull, _LIMIT * float(t) ** 2)
-    if not sound and state.halvings < _MOST:
-        return _back(state)
-    return state._replace(base=after, window=window, first=first, age=state.age + np.int32(1))
+    t = jnp.asarray(state.window.index * state.length + state.age + 1, float)
+    first, window, sound = _looked_at(state, _lower(after), after.x, pull, _LIMIT * t**2)
+    age = state.age + jnp.ones((), state.age.dtype)
+    good = state._replace(base=after, window=window, first=first, age=age)
+    use = sound | (state.halvings >= _MOST)
+    return jax.tree.map(lambda a, b: jnp.where(use, a, b), good, _back(state))
 
 
 def _back(state: AutoState) -> AutoState:
     """Restore the last good state and halve all step sizes."""
-    pace = _host(np.asarray(state.pace) / 2)
-    return state._replace(
-        base=_pacing.with_pace(state.anchor, float(pace[0])),
+    halved = state._replace(
+        pace=state.pace / 2,
         window=_pacing.emptied(state.window),
-        pace=pace,
-        age=np.zeros((), np.int32),
-        halvings=state.halvings + np.int32(1),
+        age=state.age * 0,
+        halvings=state.halvings + jnp.ones((), state.halvings.dtype),
     )
+    own = _sizes(halved.found, halved.pull, halved.pace, halved.halvings, 1.0)
+    base = _pacing.with_pace(state.anchor, halved.pace[0])
+    return halved._replace(base=_pacing.with_rates(base, own.gamma, own.momentum))
 
 
-@jax.jit
 def _looked_at(
     state: AutoState, after: Point[PyTree], x: PyTree, pull: PyTree | None, most: Scalar
 ) -> tuple[jax.Array, Window, jax.Array]:

@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep
+from simfbo.core.federation import Algorithm, Client, ClientStep, Tracing
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.local_work import sgd
 from simfbo.core.problem import (
@@ -62,16 +63,51 @@ def once_per_problem(build: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_settings(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """Let an algorithm remember what it was built with: a run is resumed with the same only."""
+    """Let an algorithm remember what it was built with.
+
+    A run is resumed with the same only, and programs are shared by algorithms that differ in step
+    sizes alone: the arguments `local`, `server` and `steps`, where they are numbers.
+    """
     form = signature(factory)
 
     @wraps(factory)
     def built(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
         bound = form.bind(*args, **kwargs)
         bound.apply_defaults()
-        return factory(*args, **kwargs)._replace(settings=bound.arguments)
+        settings = bound.arguments
+        made = factory(*args, **kwargs)._replace(settings=settings)
+        numbers = {name: settings[name] for name in _STEPS if _is_numbers(settings.get(name))}
+        others = tuple((name, value) for name, value in settings.items() if name not in numbers)
+        if not _is_hashable(others):
+            return made
+        remade: Any = factory
+        return made._replace(
+            tracing=Tracing(
+                made.round,
+                form=(factory, others),
+                numbers=jax.tree.map(lambda size: np.asarray(size, float), numbers),
+                remake=lambda numbers: remade(**{**settings, **numbers}),
+            )
+        )
 
     return built
+
+
+_STEPS = ("local", "server", "steps")
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether an argument is a number, or a point of numbers."""
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, float | int) for leaf in leaves)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 class State(NamedTuple):

@@ -25,6 +25,7 @@ _TINY = 1e-6  # a rest of a direction this small holds nothing but rounding
 _KNOWN = 0.1  # the relative error at which an eigenvalue is known
 _SETTLED = 1e-3  # the relative residual at which a linear system is solved
 _FEWEST, _MOST_NUMBERS = 3, 10**8  # Lanczos vectors; numbers in all of them
+LEAST_RATE = 1e-3  # of y and v, whatever the condition
 _SHORT = 8  # exchanges with each of several cohorts, at least
 
 
@@ -44,7 +45,7 @@ class Curvature(NamedTuple):
     @property
     def rate(self) -> float:
         """Return 1/sqrt(kappa), the rate at which y and v settle; at least a thousandth."""
-        return min(1.0, max(1e-3, math.sqrt(max(self.mu, 0.0) / self.L))) if self.L > 0 else 1.0
+        return min(1.0, max(LEAST_RATE, math.sqrt(max(self.mu, 0.0) / self.L))) if self.L > 0 else 1.0
 
 
 class Probes(NamedTuple):

@@ -14,6 +14,7 @@ while both are small, in the first half of the run, up to ten times the first.
 """
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +60,15 @@ class Paced(NamedTuple):
     first: PyTree
     second: PyTree
     pace: jax.Array
+
+
+class Following(NamedTuple):
+    """The state of y's and v's rule: iterations, what is moving, the step size and the momentum."""
+
+    iteration: jax.Array
+    speed: PyTree
+    gamma: jax.Array
+    momentum: jax.Array
 
 
 def size_of(x: PyTree) -> PyTree:
@@ -146,13 +156,61 @@ def may_start(window: Window, lag: float) -> bool:
     return int(window.index) >= 2 and lag < _SMALL_LAG
 
 
-def with_pace(state: PyTree, pace: float) -> PyTree:
+def with_pace(state: PyTree, pace: Scalar) -> PyTree:
     """Return a method's state in which x's rule has another pace."""
 
     def changed(part: Any) -> Any:
         return part._replace(pace=jnp.asarray(pace, float)) if _is_paced(part) else part
 
     return jax.tree.map(changed, state, is_leaf=_is_paced)
+
+
+def with_rates(state: PyTree, gamma: Scalar, momentum: Scalar) -> PyTree:
+    """Return a method's state in which the rules of y and v have another step and momentum."""
+
+    def changed(part: Any) -> Any:
+        if not _is_following(part):
+            return part
+        return part._replace(gamma=jnp.asarray(gamma, float), momentum=jnp.asarray(momentum, float))
+
+    return jax.tree.map(changed, state, is_leaf=_is_following)
+
+
+def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
+    """Return the server's rules; the same objects for the same sizes, so that programs are shared.
+
+    Args:
+        scale: what a step of x of size one is, by leaf.
+        rounds: of the run.
+    """
+    leaves, structure = jax.tree.flatten(scale)
+    follow = following(rounds)
+    return Point(_paced_adam(tuple(leaves), structure, rounds), follow, follow)
+
+
+@lru_cache(maxsize=32)
+def _paced_adam(sizes: tuple[float, ...], structure: Any, rounds: int) -> Any:
+    return paced_adam(jax.tree.unflatten(structure, sizes), rounds)
+
+
+@lru_cache(maxsize=32)
+def following(rounds: int) -> optax.GradientTransformation:
+    """Return heavy-ball steps for y and v, at the step size and momentum in the rule's state.
+
+    The step size decays over the second half of the run, to average out noise.
+    """
+
+    def init(params: PyTree) -> Following:
+        none, zero = trees.zeros_like(jax.tree.map(jnp.asarray, params)), jnp.zeros(())
+        return Following(jnp.zeros((), jnp.int32), none, zero, zero)
+
+    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
+        speed = trees.add_scaled(updates, state.momentum, state.speed)
+        late = jnp.maximum(0.0, 2 * jnp.asarray(state.iteration, float) / rounds - 1)
+        step = trees.scale(-state.gamma * cosine(late * 0.9), speed)
+        return step, state._replace(iteration=state.iteration + 1, speed=speed)
+
+    return optax.GradientTransformation(init, update)
 
 
 def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
@@ -231,6 +289,10 @@ def _cosine(a: PyTree, b: PyTree) -> jax.Array:
 
 def _square(tree: PyTree) -> jax.Array:
     return trees.squared_norm(tree).astype(float)
+
+
+def _is_following(part: Any) -> bool:
+    return isinstance(part, Following)
 
 
 def _is_paced(part: Any) -> bool:

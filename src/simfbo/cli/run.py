@@ -123,13 +123,13 @@ def _watch(
     with progress_bar(quiet) as progress:
         bar = progress.add_task(config.algorithm.name, total=config.rounds)
 
-        def on_round(t: int, record: Json | None) -> None:
+        def on_progress(t: int, record: Json | None) -> None:
             progress.update(bar, completed=t)
             if record is not None and not quiet:
                 progress.update(bar, description=f"{metric} {record[metric]:.4g}")
                 progress.console.print(_line(record, metric))
 
-        return run_built(built, directory, on_round, resume, checkpoint_seconds)
+        return run_built(built, directory, on_progress, resume, checkpoint_seconds)
 
 
 def _drawn(history: History, directory: Path) -> bool:

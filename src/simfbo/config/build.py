@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from simfbo import checks
-from simfbo.algorithms import Plan, auto_steps
+from simfbo.algorithms import Plan, auto_steps, with_settings
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
 from simfbo.config.fields import LocalAndServer, MethodSettings, StepSizes, TwoStepSizes
 from simfbo.config.run import LocalWorkConfig, RunConfig
@@ -55,8 +55,10 @@ _STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedu
 
 def _made(settings: MethodSettings, problem: BilevelProblem, **steps: PyTree) -> Algorithm:
     """Return a method with its options and the given step sizes."""
-    factory = factory_of(METHODS.find(settings.name))
-    found = factory(problem, **steps, **settings.model_dump(exclude=_STEPS))
+    factory, options = factory_of(METHODS.find(settings.name)), settings.model_dump(exclude=_STEPS)
+    found = factory(problem, **steps, **options)
+    if isinstance(found, Algorithm) and found.tracing is None:  # so that trials share programs
+        found = with_settings(factory)(problem, **steps, **options)
     if not isinstance(found, Algorithm):
         kind = type(found).__name__
         raise UserError(f"'{settings.name}' returned {kind}, which is not an Algorithm.")
@@ -163,7 +165,7 @@ def build(config: RunConfig, task: Task) -> Built:
 def run_built(
     built: Built,
     directory: Path | None,
-    on_round: OnRound | None = None,
+    on_progress: OnRound | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
 ) -> History:
@@ -184,7 +186,7 @@ def run_built(
         directory=directory,
         config=config.model_dump(mode="json"),
         about=about,
-        on_round=on_round,
+        on_progress=on_progress,
         resume=resume,
         checkpoint_seconds=checkpoint_seconds,
         explosion=config.gate.explosion,

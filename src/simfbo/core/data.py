@@ -67,12 +67,61 @@ class Split:
         rows = self.rows[places]
         return jax.tree.map(lambda a: a[rows], self.samples)
 
+    def stacked(self) -> "OwnSplit":
+        """Return all clients' samples, client after client along a new first axis.
+
+        Those of clients that have fewer than the largest are padded with their last.
+        """
+        start, count = np.asarray(self.start)[:, None], np.asarray(self.count)[:, None]
+        rows = np.asarray(self.rows)[start + np.minimum(np.arange(self.largest), count - 1)]
+        samples = jax.tree.map(lambda a: a[rows], self.samples)
+        return OwnSplit(samples, self.count, self.batch_size, self.largest, self.equal)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["samples", "count"],
+    meta_fields=["batch_size", "largest", "equal"],
+)
+@dataclass(frozen=True)
+class OwnSplit:
+    """One part of a single client's data, held by itself; it draws what `Split` draws.
+
+    Attributes:
+        samples: the client's samples, padded to `largest`.
+        count: how many of them are its own.
+        batch_size: as in `Split`.
+        largest: as in `Split`.
+        equal: as in `Split`.
+    """
+
+    samples: PyTree
+    count: jax.Array
+    batch_size: int | None
+    largest: int
+    equal: bool
+
+    def batch(self, client: Scalar, key: jax.Array) -> PyTree:
+        """Return a batch of the client's samples: drawn with replacement by `key`, or all."""
+        if self.batch_size is None:
+            return self.full(client)
+        picks = jax.random.randint(key, (self.batch_size,), 0, self.count, self.count.dtype)
+        return jax.tree.map(lambda a: a[picks], self.samples)
+
+    def full(self, client: Scalar) -> PyTree:
+        """Return all of the client's samples, as a `Weighted` batch where counts are unequal."""
+        if self.equal:
+            return self.samples
+        slots = jnp.arange(self.largest, dtype=self.count.dtype)
+        weights = jnp.where(slots < self.count, 1 / self.count.astype(float), 0.0)
+        return Weighted(self.samples, weights)
+
 
 class ClientData(NamedTuple):
     """One client's view of the data: what its client steps may draw from."""
 
-    lower: Split
-    upper: Split
+    lower: Split | OwnSplit
+    upper: Split | OwnSplit
     client: Any
 
     def lower_batch(self, key: jax.Array) -> PyTree:

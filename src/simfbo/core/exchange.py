@@ -93,11 +93,11 @@ class Probed(NamedTuple):
     """A few numbers of each reply, to compare directions; see `simfbo.core.watch`.
 
     Attributes:
-        rows: the numbers, by position in the cohort; zeros where a reply does not count.
+        rows: the numbers of the replies that are compared; zeros where a reply does not count.
         widths: how many of them belong to each channel.
     """
 
-    rows: Float[np.ndarray, "cohort numbers"]
+    rows: Float[np.ndarray, "compared numbers"]
     widths: tuple[int, ...]
 
 

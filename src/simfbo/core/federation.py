@@ -33,6 +33,43 @@ class Client(NamedTuple):
 ClientStep = Callable[[PyTree, Client], PyTree]
 
 
+class Hosted(NamedTuple):
+    """The rounds of an algorithm that does a part of its work on the host, now and then.
+
+    Its `Algorithm.round` is `prepare`, `round` and, where it is due, `finish`.
+
+    Attributes:
+        ahead: (state) -> how many rounds may follow before `finish` is due; 0: it is due now.
+        prepare: (state, federation, key) -> state, before a round, on the host.
+        round: (state, federation, key) -> state, what can be traced.
+        finish: (state, federation, key) -> state, after a round, on the host.
+    """
+
+    ahead: Callable[[Any], int]
+    prepare: Callable[[Any, "Federation", jax.Array], Any]
+    round: Callable[[Any, "Federation", jax.Array], Any]
+    finish: Callable[[Any, "Federation", jax.Array], Any]
+
+
+class Tracing(NamedTuple):
+    """How an algorithm's rounds are compiled.
+
+    Attributes:
+        whole: the `Algorithm.round` that this is about; where that was replaced, it is void.
+        form: what the algorithm was built with except its step sizes: those of one form share
+            compiled programs. None: it shares them with nobody.
+        numbers: its step sizes.
+        remake: (step sizes) -> the algorithm with these, which may be traced.
+        hosted: the parts of a round, for an algorithm that does some of its work on the host.
+    """
+
+    whole: Callable[..., Any]
+    form: Any = None
+    numbers: PyTree = ()
+    remake: Callable[[PyTree], "Algorithm"] | None = None
+    hosted: Hosted | None = None
+
+
 class Algorithm(NamedTuple):
     """An algorithm: pure functions of a state and a federation.
 
@@ -46,7 +83,8 @@ class Algorithm(NamedTuple):
         residuals: the channels of a client step's sums that vanish at the solution, by its name, as
             in `{"simfbo_step": "xyv"}`; a run's verdict is drawn from them.
         settings: what it was built with, by name. A run is resumed only with the same numbers
-            (`simfbo.algorithms.with_settings` fills this in).
+            (`simfbo.algorithms.with_settings` fills this and the next in).
+        tracing: how `round` is compiled; by default it is traced as it is.
     """
 
     name: str
@@ -56,6 +94,19 @@ class Algorithm(NamedTuple):
     known_violations: Mapping[str, str] = {}
     residuals: Mapping[str, str] = {}
     settings: Mapping[str, Any] = {}
+    tracing: Tracing | None = None
+
+    @property
+    def traced(self) -> Tracing:
+        """Return how `round` is compiled."""
+        if self.tracing is not None and self.tracing.whole is self.round:
+            return self.tracing
+        return Tracing(self.round)
+
+    @property
+    def hosted(self) -> Hosted | None:
+        """Return the parts of `round`, if it does some of its work on the host."""
+        return self.traced.hosted
 
 
 class Federation(Protocol):

@@ -44,9 +44,9 @@ class Purpose(IntEnum):
     NOISE = 2**31 + 11  # folded into keys, where no client and no step has such a number
 
 
-def host_rng(key: jax.Array, purpose: Purpose) -> np.random.Generator:
-    """Return a NumPy generator that depends only on `key` and `purpose`."""
-    words = np.asarray(_key_data(key)).tolist()
+def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:
+    """Return a NumPy generator that depends only on `key`, or its data, and on `purpose`."""
+    words = (key if isinstance(key, np.ndarray) else np.asarray(_key_data(key))).tolist()
     return np.random.default_rng([int(purpose), *words])
 
 

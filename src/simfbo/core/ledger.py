@@ -51,10 +51,28 @@ class Ledger:
     total: Traffic = field(default_factory=Traffic)
     by_step: dict[str, Traffic] = field(default_factory=dict)
 
-    def record(self, client_step: str, asked: int, replied: int, down: PyTree, up: PyTree) -> None:
-        """Count one exchange: the payload `down`, and one client's message `up`."""
-        (floats_down, bytes_down), (floats_up, bytes_up) = _size(down, asked), _size(up, replied)
-        exchange = Traffic(1, floats_down, floats_up, bytes_down, bytes_up)
+    def record(
+        self,
+        client_step: str,
+        asked: int,
+        replied: int,
+        down: PyTree,
+        up: PyTree,
+        exchanges: int = 1,
+    ) -> None:
+        """Count exchanges of one kind.
+
+        Args:
+            client_step: its name.
+            asked: clients that were asked, in all exchanges together.
+            replied: those that replied.
+            down: the payload, or another like it.
+            up: one client's message, or another like it.
+            exchanges: how many.
+        """
+        floats_down, bytes_down = _size(down, asked, exchanges)
+        floats_up, bytes_up = _size(up, replied, exchanges)
+        exchange = Traffic(exchanges, floats_down, floats_up, bytes_down, bytes_up)
         self.total = self.total.plus(exchange)
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
 
@@ -64,11 +82,11 @@ def is_per_client(part: PyTree) -> bool:
     return isinstance(part, PerClient)
 
 
-def _size(message: PyTree, clients: int) -> tuple[int, int]:
+def _size(message: PyTree, clients: int, exchanges: int) -> tuple[int, int]:
     """Return how many numbers and bytes all clients together send or receive."""
     numbers = octets = 0
     for part in jax.tree.leaves(message, is_leaf=is_per_client):
-        times = 1 if is_per_client(part) else clients
+        times = exchanges if is_per_client(part) else clients
         for leaf in jax.tree.leaves(part):
             numbers += times * leaf.size
             octets += times * leaf.size * leaf.dtype.itemsize

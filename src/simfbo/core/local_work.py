@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.keys import Purpose, host_rng, seed_rng
@@ -145,7 +146,13 @@ class LocalWork:
         tau = np.asarray(self.draw(key, n), np.int32)[clients]
         if tau.min() < 1 or tau.max() > self.tau_max:
             raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
+        return self.plan(tau)
+
+    def plan(self, tau: Int[Any, "*clients"]) -> LocalPlan:
+        """Return the plan for numbers of local steps; they may be traced."""
         steps, norms = _tables(self.rule, self.tau_max)
+        if isinstance(tau, jax.Array):
+            steps, norms = jnp.asarray(steps, float), jnp.asarray(norms, float)
         return LocalPlan(tau, steps[tau], norms[tau], self.rule)
 
 

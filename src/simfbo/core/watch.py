@@ -24,6 +24,7 @@ Kind = Literal["few", "refused", "opposed", "same"]
 Memory = dict[str, Any]  # JSON values
 
 EVERY_ONE, THEN_EVERY = 32, 13  # exchanges: all of the first, then one in thirteen
+RARER = 1024  # from which on it is one in twice as many, with every doubling
 ALARM = 8  # looks that found something, less those that did not
 AGAIN = 3  # suspicions of one kind in a run, at most
 
@@ -103,8 +104,9 @@ def _probe(sizes: tuple[tuple[str | None, int], ...], most: int) -> Probe:
 
 def take(probe: Probe, message: PyTree) -> jax.Array:
     """Return the probed numbers of a message, channel after channel."""
-    leaves, wide = jax.tree.leaves(message), jnp.result_type(float)
-    parts = [jnp.ravel(leaves[j])[at].astype(wide) for j, at in probe.leaves]
+    leaves, wide = [jnp.ravel(leaf) for leaf in jax.tree.leaves(message)], jnp.result_type(float)
+    chosen = [(leaves[j], at) for j, at in probe.leaves]
+    parts = [(leaf if len(at) == leaf.size else leaf[at]).astype(wide) for leaf, at in chosen]
     return jnp.concatenate(parts) if parts else jnp.zeros(0, wide)
 
 
@@ -118,16 +120,38 @@ def probed(messages: Sequence[PyTree | None], request: Request) -> Probed | None
     if not looks_at(request.number):
         return None
     probe = probe_of(request.like, len(messages))
-    rows = np.zeros((len(messages), sum(probe.widths)))
-    for row, message in zip(rows, messages, strict=True):
-        if message is not None:
+    positions = window(len(messages), request.number)
+    rows = np.zeros((len(positions), sum(probe.widths)))
+    for row, j in zip(rows, positions.tolist(), strict=True):
+        if (message := messages[j]) is not None:
             row[:] = np.asarray(take(probe, message))
     return Probed(rows, probe.widths)
 
 
-def looks_at(number: int) -> bool:
-    """Return whether the exchange of this number is looked at."""
-    return number <= EVERY_ONE or number % THEN_EVERY == 0
+def compared(clients: int) -> int:
+    """Return how many messages of a cohort are compared in one exchange."""
+    return min(clients, _COMPARED)
+
+
+def window(clients: int, number: int) -> np.ndarray:
+    """Return the positions to compare pair by pair; in a large cohort, other ones every time."""
+    return (window_start(clients, number) + np.arange(compared(clients))) % max(1, clients)
+
+
+def window_start(clients: int, number: Any) -> Any:
+    """Return the first of the positions to compare in the exchange of this number."""
+    return _COMPARED * (number % clients) % clients if clients > _COMPARED else 0
+
+
+def looks_at(number: Any) -> Any:
+    """Return whether the exchange of this number, or each of these numbers, is looked at.
+
+    Example:
+        >>> [number for number in range(30, 60) if looks_at(number)]
+        [30, 31, 32, 39, 52]
+    """
+    doublings = np.frexp(np.maximum(number, RARER) / RARER)[1] - 1
+    return (number <= EVERY_ONE) | (number % (THEN_EVERY * 2**doublings) == 0)
 
 
 def observe(
@@ -171,11 +195,16 @@ def _looks(exchange: Exchange, weights: np.ndarray, work: np.ndarray) -> dict[Ki
     }
     if exchange.probed is not None and exchange.probed.rows.shape[1] >= NARROW:
         rows, widths = exchange.probed
-        some = _window(np.flatnonzero(here), exchange.request.number)
-        grams, compared = gram_matrices(rows[some], widths), exchange.request.ids[some]
+        some = window(len(here), exchange.request.number)
+        rows, some = rows[here[some]], some[here[some]]
+        among = exchange.request.ids[some]
+        if not (max(widths) >= WIDE or _close(rows)):
+            none = among[:0]
+            return {**found, "opposed": Look(none, among), "same": Look(none, None)}
+        grams = gram_matrices(rows, widths)
         # Noise opposes somebody in every exchange, but not the same clients.
-        found["opposed"] = Look(compared[opposed(grams, widths, weights[some])], compared)
-        found["same"] = Look(compared[same(grams, compared)], None)
+        found["opposed"] = Look(among[opposed(grams, widths, weights[some])], among)
+        found["same"] = Look(among[same(grams, among)], None)
     return found
 
 
@@ -193,12 +222,6 @@ def _refused(exchange: Exchange) -> np.ndarray:
     why = (Reason.TOO_LARGE, Reason.NOT_FINITE, Reason.REFUSED_BY_NODE)
     found = {one.client for one in exchange.refusals if one.reason in why}
     return np.array(sorted(client for client in found if client is not None), int)
-
-
-def _window(positions: np.ndarray, number: int) -> np.ndarray:
-    """Return the positions to compare pair by pair; in a large cohort, other ones every time."""
-    start = _COMPARED * number % max(1, len(positions))
-    return np.roll(positions, -start)[:_COMPARED] if len(positions) > _COMPARED else positions
 
 
 def few(norms: np.ndarray, carried: np.ndarray, work: np.ndarray) -> np.ndarray:
@@ -279,6 +302,12 @@ def same(grams: np.ndarray, ids: np.ndarray) -> np.ndarray:
     equal = (apart <= EQUAL**2 * squares[:, :, None]).all(0) & (ids[:, None] != ids[None, :])
     found = np.flatnonzero(equal.any(1) & (squares.sum(0) > 0))
     return found if 3 * len(found) <= len(ids) else found[:0]
+
+
+def _close(rows: np.ndarray) -> bool:
+    """Return whether two rows are of so similar norms that they may be equal; it is quick."""
+    norms = np.sort(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
+    return bool((np.diff(norms) <= 2 * EQUAL * norms[1:]).any())
 
 
 def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:

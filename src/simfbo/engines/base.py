@@ -21,6 +21,8 @@ from simfbo.core.local_work import LocalPlan, LocalWork, constant
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
 from simfbo.core.watch import Memory, Suspicion
+from simfbo.engines._cost import Cost, cost_of
+from simfbo.engines.compile_cache import TRACES
 from simfbo.errors import TooFewReplies, UserError
 
 
@@ -44,6 +46,13 @@ class Call(NamedTuple):
     eta: Point[PyTree]
     key: jax.Array
     single: bool
+
+
+class Trace(NamedTuple):
+    """What is known of a client step before it runs: an abstract message, and its cost."""
+
+    like: PyTree
+    cost: Cost
 
 
 class Engine(ABC):
@@ -87,7 +96,7 @@ class Engine(ABC):
         self.suspicions: list[Suspicion] = []
         self.memory: Memory = {}
         self.secret = False
-        self._likes: dict[Any, PyTree] = {}
+        self._formed: tuple[FederatedData, PyTree] | None = None
 
     @property
     def n(self) -> int:
@@ -188,12 +197,16 @@ class Engine(ABC):
         left = int(exchange.admitted.sum())
         if left < max(1, self.gate.min_replies):
             raise TooFewReplies(left, exchange)
-        before, weights = self.memory.get("watch", {}), call.cohort.weights
-        after, found_out = watch.observe(before, exchange, weights, call.plan.norm)
+        self.observe(exchange, call.cohort.weights, call.plan.norm)
+        return found, exchange
+
+    def observe(self, exchange: Exchange, weights: np.ndarray, norm: np.ndarray) -> None:
+        """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
+        before = self.memory.get("watch", {})
+        after, found_out = watch.observe(before, exchange, weights, norm)
         self.suspicions += found_out
         if after != before:
             self.memory = {**self.memory, "watch": after}
-        return found, exchange
 
     def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
         """Collect messages, count what was sent, and remember how large they were."""
@@ -221,12 +234,24 @@ class Engine(ABC):
 
     def like(self, call: Call) -> PyTree:
         """Return an abstract message of a client step."""
-        form = signature(call.client_step, (call.payload, call.plan, call.eta))
-        if form not in self._likes:
+        return self.trace(call).like
+
+    def trace(self, call: Call) -> Trace:
+        """Return what is known of a client step before it runs."""
+        def build() -> Trace:
+            def step(payload: PyTree, client: Client) -> PyTree:
+                return call.client_step(slice_for(payload, 0), client)
+
             client = Client(self.data.client(0), call.plan[0], call.eta, call.key)
-            reply = jax.eval_shape(call.client_step, slice_for(call.payload, 0), client)
-            self._likes[form] = jax.eval_shape(partial(as_message, call.client_step), reply)
-        return self._likes[form]
+            jaxpr, reply = jax.make_jaxpr(step, return_shape=True)(call.payload, client)
+            like = jax.eval_shape(partial(as_message, call.client_step), reply)
+            return Trace(like, cost_of(jaxpr.jaxpr))
+
+        if self._formed is None or self._formed[0] is not self.data:
+            self._formed = self.data, form(self.data.client(None))
+        rest = form((call.payload, call.plan, call.eta))
+        key = jnp.result_type(float), self._formed[1], rest
+        return TRACES.get(call.client_step, key, build)
 
     def request(self, call: Call, like: PyTree) -> Request:
         """Return the next request."""
@@ -257,11 +282,6 @@ def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:
                 "be weighted and added."
             )
     return message
-
-
-def signature(client_step: ClientStep, inputs: PyTree) -> PyTree:
-    """Return what a program for this client step and inputs like these depends on."""
-    return client_step, jnp.result_type(float), form(inputs)
 
 
 def form(tree: PyTree) -> PyTree:

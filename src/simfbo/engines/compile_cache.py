@@ -37,6 +37,7 @@ class ProgramCache:
 
 
 PROGRAMS = ProgramCache()
+TRACES = ProgramCache()  # what is known of client steps before they run
 
 
 def keep_compilations() -> None:

@@ -1,61 +1,40 @@
-"""The fast engine: a cohort in two compiled calls that run side by side.
+"""The fast engine: all clients on this machine, compiled.
 
-Within a call clients run one after the other and are added up as they finish, so memory does not
-grow with the cohort, matrix products keep their full size, and a client that takes few local steps
-costs few local steps. Two calls side by side keep two cores busy where one call would have to split
-every small product between them. Measured in docs/explanation-performance.md.
+A cohort is computed in two lanes (`_lanes`) where a client's step is large, as of networks, and in
+batches (`_batches`) where it is small, on an accelerator, and on several devices. The choice
+depends on what the step computes, never on how long it takes, so it is the same in every run.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from simfbo.core import trees, watch
-from simfbo.core.data import ClientData, FederatedData
+from simfbo.core.aggregation import Aggregator
+from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
-from simfbo.core.federation import Client, ClientStep
-from simfbo.core.gate import (
-    Finding,
-    Gate,
-    limit_of,
-    occurrences,
-    squared_norms,
-    too_large,
-    within,
-)
-from simfbo.core.keys import client_key
-from simfbo.core.local_work import LocalPlan
+from simfbo.core.gate import Finding, Gate, limit_of, occurrences, too_large
+from simfbo.core.local_work import LocalPlan, LocalWork
 from simfbo.core.problem import Point, PyTree
-from simfbo.engines.base import Call, Engine, as_message, form, slice_for, zeros_for
+from simfbo.core.sampling import Absence, Sampler
+from simfbo.engines import _batches, _lanes
+from simfbo.engines._batches import AXIS, Layout
+from simfbo.engines._cohort import Found, Inputs, Stacks
+from simfbo.engines.base import Call, Engine, form
 from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.errors import UserError
 
-Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
-_SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
-
-
-class _Inputs(NamedTuple):
-    """What the compiled program of a cohort takes, by position in the cohort where it differs."""
-
-    payload: PyTree
-    data: ClientData
-    ids: Rows
-    repeats: Rows
-    weights: Rows
-    plan: LocalPlan
-    eta: Point[PyTree]
-    order: Rows
-    limit: Any
-    key: jax.Array
+Strategy = Literal["auto", "lanes", "batches"]
+_LARGE = 2 * 10**7  # operations of a client's step from which on lanes are faster
 
 
 @final
 class SimulatedFederation(Engine):
-    """All clients on this machine, compiled, in two threads.
+    """All clients on this machine, compiled.
 
     Example:
         >>> from simfbo.tasks import quadratic
@@ -63,26 +42,67 @@ class SimulatedFederation(Engine):
         >>> federation = SimulatedFederation(quadratic().data, without_replacement(2))
     """
 
-    _formed: tuple[FederatedData, Any] | None = None
+    def __init__(
+        self,
+        data: FederatedData,
+        sampler: Sampler | None = None,
+        local_work: LocalWork | None = None,
+        *,
+        gate: Gate | None = None,
+        aggregators: Point[Aggregator | None] | None = None,
+        absence: Absence | None = None,
+        strategy: Strategy = "auto",
+        chunk: int | None = None,
+        devices: int | None = None,
+    ) -> None:
+        """Hold the data; by default every client takes part, with one local step.
+
+        Args:
+            data: the clients' data.
+            sampler: which clients take part in a round.
+            local_work: how much each client does.
+            gate: the rules that a reply must satisfy; by default it must be finite.
+            aggregators: how replies are combined, by channel; weighted sums by default.
+            absence: which clients fail to reply, to simulate drop-outs; none by default.
+            strategy: "lanes" computes clients one after the other in two threads, for large
+                models; "batches" computes many at once, for small ones; "auto" chooses by the cost
+                of a client's step. Results are equal up to rounding.
+            chunk: clients in a batch; by default as many as fit the cache, or an accelerator's
+                memory.
+            devices: how many JAX devices share the clients; all by default.
+        """
+        super().__init__(
+            data, sampler, local_work, gate=gate, aggregators=aggregators, absence=absence
+        )
+        if strategy not in ("auto", "lanes", "batches"):
+            raise UserError(f"strategy must be 'auto', 'lanes' or 'batches', got {strategy!r}.")
+        if chunk is not None and chunk < 1:
+            raise UserError(f"chunk must be at least 1, got {chunk}.")
+        self.strategy, self.chunk = strategy, chunk
+        self.mesh = None if strategy == "lanes" else _mesh(devices)
+        self.programs: dict[Any, dict[Any, Any]] = {}  # of algorithms that share with nobody
+        self._stacks: dict[int, Stacks | None] = {}
+        self._stacked_data: FederatedData | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what a run depends on besides data and algorithm, by name."""
+        return {**super().settings, "strategy": self.strategy, "chunk": self.chunk,
+                "devices": 1 if self.mesh is None else self.mesh.size}  # fmt: skip
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
         stacked, rules = self.stacks(call, like), self.rules(call.client_step.__name__)
-        found, squares, passed, probes = self._run(call, stacked, absent, rules)
-        squares, admitted = np.asarray(squares, float), np.asarray(passed) > 0
         request = self.request(call, like)
-        refusals = _refusals(request, admitted, absent, squares, rules)
-        probed = None
-        if watch.looks_at(request.number):
-            widths = watch.probe_of(like, len(absent)).widths
-            probed = Probed(np.asarray(probes, float), widths)
-        return found, Exchange(request, admitted, squares, refusals, probed)
+        found = self._run(call, stacked, absent, rules, request.number)
+        outcome = exchange_of(request, found, absent, rules)
+        return found.total, outcome
 
     def compute(
         self, call: Call, stacked: bool, absent: np.ndarray
     ) -> tuple[PyTree, jax.Array, jax.Array]:
-        """Run a cohort in two lanes.
+        """Run a cohort.
 
         Args:
             call: what to run; the cohort's ids are positions in this engine's data.
@@ -92,54 +112,107 @@ class SimulatedFederation(Engine):
         Returns:
             The sum or the stack, the squared norms of all messages and which of them passed.
         """
-        return self._run(call, stacked, absent, self.gate)[:3]
+        found = self._run(call, stacked, absent, self.gate, 1)
+        return found.total, found.squares, found.passed
+
+    def layout(self, call: Call) -> Layout | None:
+        """Return how to compute a cohort in batches; None where it is computed in lanes."""
+        size, n = len(call.cohort.ids), self.data.n
+        if self.strategy == "lanes":
+            return None
+        cost, cpu = self.trace(call).cost, jax.default_backend() == "cpu"
+        large = cpu and cost.operations > _LARGE
+        if self.strategy == "auto" and large and size > 1 and self.mesh is None:
+            return None
+        whole = size == n and is_everyone(call.cohort.ids, n)
+        if self.mesh is not None:
+            size = min(size, -(-n // self.mesh.size))
+        chunk = self.chunk or (1 if large else None)
+        return _batches.layout_for(size, cost.numbers, whole, self.mesh, chunk)
+
+    def data_for(self, layout: Layout | None) -> Any:
+        """Return the clients' data as a program of this layout takes it."""
+        if layout is None or (layout.chunk == 1 and layout.mesh is None):
+            return self.data.client(None)
+        if self._stacked_data is not self.data:
+            self._stacked_data, self._stacks = self.data, {}
+        devices = 1 if layout.mesh is None else layout.mesh.size
+        held = layout.chunks * layout.chunk if layout.whole else -(-self.data.n // devices)
+        count = devices * held
+        if count not in self._stacks:
+            self._stacks[count] = _batches.stacks_of(self.data, count, layout.mesh)
+        found = self._stacks[count]
+        return self.data.client(None) if found is None else found
 
     def _run(
-        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate
-    ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
-        """Run a cohort as `compute` does, and return what is compared of the messages too."""
-        order, middle, end = deal(call.plan.tau, absent)
+        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate, number: int
+    ) -> Found:
+        """Compute a cohort."""
+        layout = self.layout(call)
         clients = np.asarray(call.cohort.ids, np.int32)  # one program, whatever the caller has
-        data, ids = self.data.client(clients), self.data.ids[clients]
-        inputs = _Inputs(call.payload, data, ids, occurrences(clients), call.cohort.weights,
-                         call.plan, call.eta, order, _number(limit_of(rules)),
-                         call.key)  # fmt: skip
-        program = self._program(call.client_step, stacked, inputs)
-        if middle == end:
-            return program(inputs, np.int32(0), end)
-        wide = jnp.result_type(float) == jnp.float64
-        second = _SECOND_LANE.submit(_run_lane, wide, program, (inputs, middle, end))
-        return _ADD(program(inputs, np.int32(0), middle), second.result())
+        inputs = Inputs(
+            payload=call.payload,
+            data=self.data_for(layout),
+            places=clients,
+            ids=self.data.ids[clients],
+            repeats=occurrences(clients),
+            weights=np.asarray(call.cohort.weights),
+            plan=call.plan,
+            eta=call.eta,
+            present=~absent,
+            limit=number_of(limit_of(rules)),
+            window=np.int32(watch.window_start(len(clients), number)),
+            key=call.key,
+        )
+        rest = form((inputs.payload, inputs.data, inputs.weights, inputs.plan, inputs.eta, call.key))
+        shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest
 
-    def _program(
-        self, client_step: ClientStep, stacked: bool, inputs: _Inputs
-    ) -> Callable[..., Any]:
-        """Return the compiled sum for inputs of these shapes and this precision.
+        def build() -> Any:
+            if layout is None:
+                return _lanes.build(call.client_step, stacked, inputs)
+            like = self.like(call)
+            job = partial(_batches.compute, call.client_step, like, stacked, layout)
+            return jax.jit(job).lower(inputs).compile()
 
-        Compiled ahead of the call: the second thread does not share JAX's thread-local settings
-        and must have nothing left to trace.
-        """
-        rest = form((inputs.payload, inputs.weights, inputs.plan, inputs.eta, inputs.key))
-        shape = stacked, inputs.limit is None, jnp.result_type(float), self._data_form, rest
+        program = PROGRAMS.get(call.client_step, shape, build)
+        if layout is None:
+            return _lanes.compute(program, inputs, call.plan.tau, ~absent)
+        return program(inputs)
 
-        def build() -> Callable[..., Any]:
-            job, zero = partial(_gated_sum, client_step, stacked), np.int32(0)
-            return jax.jit(job).lower(inputs, zero, zero).compile()
 
-        return PROGRAMS.get(client_step, shape, build)
+def _mesh(devices: int | None) -> Mesh | None:
+    """Return the devices to use; None for the default one alone."""
+    there = jax.devices()
+    if devices is not None and not 1 <= devices <= len(there):
+        raise UserError(
+            f"devices must lie between 1 and {len(there)}, which JAX has here, got {devices}."
+        )
+    count = devices or len(there)
+    return None if count == 1 else Mesh(np.array(there[:count]), (AXIS,))
 
-    @property
-    def _data_form(self) -> PyTree:
-        """Return what programs depend on in the clients' data."""
-        if self._formed is None or self._formed[0] is not self.data:
-            self._formed = self.data, form((self.data.lower, self.data.upper))
-        return self._formed[1]
+
+def is_everyone(ids: np.ndarray, n: int) -> bool:
+    """Return whether a cohort is everyone, once."""
+    return len(ids) == n and np.array_equal(ids, np.arange(n))
+
+
+def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate) -> Exchange:
+    """Return the outcome of an exchange; only what is needed is copied from the device."""
+    squares, admitted = np.asarray(found.squares, float), np.asarray(found.passed) > 0
+    refusals = _refusals(request, admitted, absent, squares, rules)
+    probed = None
+    if watch.looks_at(request.number):
+        widths = watch.probe_of(request.like, len(absent)).widths
+        probed = Probed(np.asarray(found.probes, float), widths)
+    return Exchange(request, admitted, squares, refusals, probed)
 
 
 def _refusals(
     request: Request, admitted: np.ndarray, absent: np.ndarray, squares: np.ndarray, gate: Gate
 ) -> list[Refusal]:
     """Return the replies that do not count, with the reasons that `admit` would give."""
+    if admitted.all():
+        return []
     leaves = trees.names(request.like)
 
     def finding(j: int) -> Finding:
@@ -155,77 +228,6 @@ def _refusals(
     ]
 
 
-def _number(limit: float | None) -> np.ndarray | None:
+def number_of(limit: float | None) -> np.ndarray | None:
     """Return a limit as an input of a program."""
     return None if limit is None else np.asarray(limit, jnp.result_type(float))
-
-
-def _run_lane(wide: bool, program: Callable[..., Any], inputs: tuple[Any, ...]) -> PyTree:
-    """Run a program in the second thread, in the precision of the calling thread."""
-    with jax.enable_x64(wide):
-        return program(*inputs)
-
-
-def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
-    """Return an order of the cohort and where to cut it, so that both lanes work equally long.
-
-    It depends only on who works how long, so neither does the order in which messages are added.
-    The absent come after the second cut.
-
-    Example:
-        >>> deal(np.array([1, 9, 5, 4, 7]), np.array([False, False, False, False, True]))
-        (array([1, 0, 2, 3, 4], dtype=int32), np.int32(2), np.int32(4))
-    """
-    descending = np.argsort(np.where(absent, 1, -tau), kind="stable").astype(np.int32)
-    end = len(tau) - np.count_nonzero(absent)
-    place = np.arange(end) % 4
-    first = (place == 0) | (place == 3)
-    working, away = descending[:end], descending[end:]
-    order = np.concatenate([working[first], working[~first], away])
-    return order, np.int32(first.sum()), np.int32(end)
-
-
-def _gated_sum(
-    client_step: ClientStep,
-    stacked: bool,
-    inputs: _Inputs,
-    start: jax.Array,
-    stop: jax.Array,
-) -> PyTree:
-    """Sum, or stack, the messages of the clients order[start:stop], one after the other.
-
-    Returns:
-        The sum or the stack, the squared norms of all messages, which of them passed the gate, and
-        what is compared of those.
-    """
-    size = len(inputs.ids)
-    keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
-
-    def message(j: jax.Array | int) -> PyTree:
-        data = inputs.data._replace(client=inputs.data.client[j])
-        client = Client(data, inputs.plan[j], inputs.eta, keys[j])
-        return as_message(client_step, client_step(slice_for(inputs.payload, j), client))
-
-    def add(k: jax.Array, carry: PyTree) -> PyTree:
-        total, squares, passed, probes = carry
-        j = inputs.order[k]
-        z = message(j)
-        own = squared_norms(z)
-        ok = within(own, inputs.limit)
-        z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
-        if stacked:
-            total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
-        else:
-            total = trees.add_scaled(total, inputs.weights[j], z)
-        squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
-        return total, squares, passed, probes.at[j].set(watch.take(probe, z))
-
-    like = jax.eval_shape(message, 0)
-    squares = jnp.zeros((size, len(jax.tree.leaves(like))))
-    probe = watch.probe_of(like, size)
-    probes = jnp.zeros((size, sum(probe.widths)))
-    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes
-    return jax.lax.fori_loop(start, stop, add, carry)
-
-
-_ADD = jax.jit(trees.add, donate_argnums=0)

@@ -114,7 +114,7 @@ class FederatedLinear(BaseEstimator):
                 seed=seed,
                 evaluate=_evaluator(setting),
                 every=max(1, self.rounds // _EVALUATIONS),
-                on_round=_progress(self.rounds) if self.verbose else None,
+                on_progress=_progress(self.rounds) if self.verbose else None,
             )
         _require_finished(history)
         _warn_unless_converged(history)

@@ -12,6 +12,7 @@ import os
 import platform
 import warnings
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -198,15 +199,20 @@ class Writer:
 
 def versions() -> dict[str, str]:
     """Return the versions that a result may depend on."""
-    found = {"python": platform.python_version()}
-    for package in ("simfbo", "jax", "jaxlib", "optax", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    packages = ("simfbo", "jax", "jaxlib", "optax", "numpy")
+    found = {"python": platform.python_version()} | {name: _version(name) for name in packages}
     # XLA splits large products by the size of its thread pool, which changes their last bits.
     found["threads"] = os.environ.get("PJRT_NPROC") or str(_cores())
     return found
+
+
+@lru_cache
+def _version(package: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _cores() -> int:

@@ -1,32 +1,35 @@
 """The one runner: any algorithm on any federation."""
 
 import contextlib
-import copy
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
+from simfbo.core.ledger import Ledger
 from simfbo.core.problem import PyTree
+from simfbo.engines.blocks import Blocks, norms_of, prepare
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.run_log import Progress, RunLog
-from simfbo.runs.verdict import Residuals, verdict
+from simfbo.runs.verdict import Residuals, measured, verdict
 
 Evaluate = Callable[[PyTree], dict[str, float]]
 OnRound = Callable[[int, Json | None], None]
+Until = Callable[[Sequence[Json]], bool]
 _SMALLER = "Smaller step sizes often help"
+_FIRST_BLOCK, _BLOCK_SECONDS = 8, 0.5  # rounds in the first; time that one should take at most
+_norms_of = jax.jit(norms_of)
 
 
 def run(
@@ -38,11 +41,13 @@ def run(
     rounds: int,
     seed: int = 0,
     evaluate: Evaluate | None = None,
-    every: int = 1,
+    every: int | None = None,
     directory: str | Path | None = None,
     config: Json | None = None,
     about: Json | None = None,
     on_round: OnRound | None = None,
+    on_progress: OnRound | None = None,
+    until: Until | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
     explosion: float = 1e6,
@@ -52,6 +57,10 @@ def run(
     With a directory, checkpoints are written next to the history: a run that was killed,
     interrupted or ended for lack of replies can be resumed, and ends bit for bit as if it had never
     stopped.
+
+    Iterations that need nothing from the host run many at a time in one compiled call, on a
+    `SimulatedFederation` with small models; the numbers do not depend on how many. Such a block
+    ends at the next evaluation.
 
     Ctrl-C writes a checkpoint and ends the run as interrupted. If a metric or variable is not
     finite, or the norm of a variable explodes, the run ends as diverged; the last good checkpoint
@@ -66,13 +75,16 @@ def run(
         seed: determines every random draw.
         evaluate: (state) -> metrics by name.
         every: iterations between evaluations; the start and the last iteration are always
-            evaluated.
+            evaluated. By default every iteration is, or none but these if there is no `evaluate`.
         directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
         config: stored in the history's header; a run is resumed with the same one only, and with
             the same data and numbers in algorithm and federation.
         about: stored in the header too, for whoever reads the history.
         on_round: called after every iteration with its number and its record, which is None if the
-            iteration was not evaluated.
+            iteration was not evaluated. Iterations then run one at a time.
+        on_progress: the same, but called only after every block of iterations, with the last one.
+        until: (records so far) -> whether to end the run now, as finished; called after every
+            evaluation.
         resume: continue the run in `directory`, if there is one.
         checkpoint_seconds: the time between checkpoints.
         explosion: the run has diverged when the norm of x, y or v after t rounds exceeds this many
@@ -99,6 +111,8 @@ def run(
         >>> history.records[-1]["x_error"] < 0.1
         True
     """
+    if every is None:
+        every = 1 if evaluate is not None else max(1, rounds)
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}.")
     first_state = algorithm.init(x0, y0)
@@ -116,9 +130,12 @@ def run(
         _require_arrays(algorithm.name, first_state)
         header["inputs"] = inputs_of(algorithm, federation)
     log = RunLog(folder, header, checkpoint_seconds)
-    first = Progress(-1, first_state, copy.deepcopy(federation.ledger))
+    first = Progress(-1, first_state, _copy(federation.ledger))
     residuals = Residuals(algorithm, federation, rounds)
-    job = _Job(algorithm, federation, evaluate, on_round, rounds, every, log, residuals, explosion)
+    callbacks = _Callbacks(on_round, on_progress, until)
+    job = _Job(
+        algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion
+    )
     with held_back() as interrupts, contextlib.closing(log):
         begun = log.resume(first) if resume else log.start(first)
         return _iterate(job, begun, seed, interrupts)
@@ -136,13 +153,27 @@ def _require_arrays(name: str, state: PyTree) -> None:
             )
 
 
+class _Callbacks(NamedTuple):
+    """What is called during a run; see `run`."""
+
+    on_round: OnRound | None
+    on_progress: OnRound | None
+    until: Until | None
+
+    def call(self, t: int, record: Json | None) -> None:
+        """Say how far a run is."""
+        for one in (self.on_round, self.on_progress):
+            if one is not None:
+                one(t, record)
+
+
 class _Job(NamedTuple):
     """What does not change during a run."""
 
     algorithm: Algorithm
     federation: Federation
     evaluate: Evaluate | None
-    on_round: OnRound | None
+    callbacks: _Callbacks
     rounds: int
     every: int
     log: RunLog
@@ -159,19 +190,21 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
 
     Only iterations and evaluations are interrupted, never a save.
     """
-    log, root, fold = job.log, jax.random.key(seed), jax.jit(jax.random.fold_in)
+    log, root = job.log, jax.random.key(seed)
     job.federation.ledger.total = at.ledger.total
     job.federation.ledger.by_step = dict(at.ledger.by_step)
     _take_refusals(job, 0)  # those of an earlier run on the same federation
     _take_suspicions(job, 0)
     engine: Any = job.federation  # which has a memory, unless it is somebody's own
     engine.memory = at.memory
+    pace, over = _Pace(job, root), False
     try:
-        for t in range(at.round + 1, job.rounds + 1):
+        while at.round < job.rounds and not over:
             with interrupts.allowed():
-                at, record = _advance(job, at, t, fold(root, t))
-                if job.on_round is not None:
-                    job.on_round(t, record)
+                at, record = _advance(job, at, pace)
+                job.callbacks.call(at.round, record)
+                if record is not None and job.callbacks.until is not None:
+                    over = job.callbacks.until(log.history.records)
             log.save_when_due(at)
         end: Json = {"status": "finished"}
         log.save(at)
@@ -197,41 +230,142 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 
 
-def _advance(job: _Job, at: Progress, t: int, key: jax.Array) -> tuple[Progress, Json | None]:
-    """Run iteration t; return the progress and its record, if due. t = 0 only evaluates.
+class _Pace:
+    """How many rounds to run at a time; the numbers do not depend on it."""
 
-    An iteration is complete when all its lines are written; one that is interrupted before that
-    does not count.
+    def __init__(self, job: _Job, root: jax.Array) -> None:
+        """Take the job and the key that those of rounds are folded from."""
+        self._job, self._fold, self.root = job, jax.jit(jax.random.fold_in), root
+        self._most = 1 if job.callbacks.on_round is not None else _FIRST_BLOCK
+        self._blocks: Blocks | Literal[False] | None = False  # not known yet
+
+    def blocks(self, state: PyTree) -> Blocks | None:
+        """Return what runs several rounds at once; None where rounds need the host."""
+        if self._blocks is False:
+            job = self._job
+            self._blocks = prepare(job.algorithm, job.federation, state, measured)
+        return self._blocks
+
+    def key(self, t: int) -> jax.Array:
+        """Return the key of a round."""
+        return self._fold(self.root, t)
+
+    def count(self, t: int) -> int:
+        """Return how many rounds to run from round t on: not beyond the next evaluation."""
+        job = self._job
+        if t == 1:
+            return 1  # its norms are the scale of those to come
+        return min(self._most, min(-(-t // job.every) * job.every, job.rounds) - t + 1)
+
+    def took(self, rounds: int, seconds: float) -> None:
+        """Learn how long rounds take: a block should be over soon after Ctrl-C."""
+        if self._most > 1 and rounds >= min(self._most, _FIRST_BLOCK):
+            longest = max(1, int(_BLOCK_SECONDS * rounds / max(seconds, 1e-6)))
+            self._most = min(longest, 4 * self._most)
+
+
+class _Step(NamedTuple):
+    """What one or several iterations led to.
+
+    Attributes:
+        round: the last of them.
+        state: after it.
+        norms: of its variables.
+        seen: residuals so far.
+        refused: the number of excluded replies in them.
     """
-    begin, due = _clocks(), t % job.every == 0 or t == job.rounds
-    job.residuals.begin(t)
-    state = job.algorithm.round(at.state, job.residuals.federation, key) if t else at.state
-    norms = _norms(_variables(state))
-    sizes = np.maximum(norms, at.sizes or 1.0).tolist() if t <= 1 else at.sizes
-    seen = job.residuals.end(t, at.residuals)
+
+    round: int
+    state: PyTree
+    norms: np.ndarray
+    seen: Any
+    refused: int
+
+
+def _advance(job: _Job, at: Progress, pace: _Pace) -> tuple[Progress, Json | None]:
+    """Run the next iterations; return the progress and the record of the last, if due.
+
+    Iteration 0 only evaluates. Iterations are complete when all their lines are written; when they
+    are interrupted before that, they do not count.
+    """
+    begin = _clocks()
+    step = _several(job, at, pace) or _one(job, at, pace)
+    t, norms = step.round, step.norms
     wall, cpu = _clocks()
-    refusals = _take_refusals(job, t)
+    pace.took(t - at.round, wall - begin[0])
+    sizes = np.maximum(norms, at.sizes or 1.0).tolist() if t <= 1 else at.sizes
     after = Progress(
         t,
-        state,
-        copy.deepcopy(job.federation.ledger),
-        at.refused + len(refusals),
+        step.state,
+        _copy(job.federation.ledger),
+        at.refused + step.refused,
         at.seconds + wall - begin[0],
         at.cpu_seconds + cpu - begin[1],
-        job.log.add("refusal", *refusals),
+        job.log.add("record"),
         sizes,
-        seen,
+        step.seen,
         getattr(job.federation, "memory", {}),
     )
-    after = after._replace(written=_warn(job, t))
     if end := _exploded(job, after, norms):
         raise _Diverged(after, end)
-    record = _record(job, after) if due else None
+    record = _record(job, after) if t % job.every == 0 or t == job.rounds else None
     if record is not None:
         after = after._replace(written=job.log.add("record", record))
         if end := _not_finite(record):
             raise _Diverged(after, end)
     return after, record
+
+
+def _one(job: _Job, at: Progress, pace: _Pace) -> _Step:
+    """Run one iteration on the host."""
+    t, state = at.round + 1, at.state
+    job.residuals.begin(t)
+    if t:
+        state = job.algorithm.round(state, job.residuals.federation, pace.key(t))
+    norms = np.asarray(_norms_of(state), float)
+    seen = job.residuals.end(t, at.residuals)
+    return _Step(t, state, norms, seen, _write(job, t))
+
+
+def _several(job: _Job, at: Progress, pace: _Pace) -> _Step | None:
+    """Run some iterations at once; None where the next one needs the host."""
+    t, state, hosted = at.round + 1, at.state, job.algorithm.hosted
+    if not t or (blocks := pace.blocks(state)) is None:
+        return None
+    count = pace.count(t)
+    if hosted is not None:
+        state = hosted.prepare(state, job.federation, pace.key(t))
+        count = min(count, hosted.ahead(state))
+    limits = np.full(len(_variables(state)), np.inf)
+    if t > 1:
+        limits = job.explosion * np.asarray(at.sizes)
+    outcome = blocks.run(state, pace.root, t, count, limits, job.residuals.every)
+    if not outcome.done:
+        return None
+    refused, last, seen = 0, t + outcome.done - 1, at.residuals
+    for k in blocks.replay(outcome):
+        refused += _write(job, t + k)
+    found = jax.tree.map(np.asarray, outcome.measured)
+    for r in filter(job.residuals.due, range(t, last + 1)):
+        seen = job.residuals.added(r, seen, jax.tree.map(lambda a, k=r - t: a[k], found))
+    state = outcome.state
+    if hosted is not None and not hosted.ahead(state):
+        state = hosted.finish(state, job.federation, pace.key(last))
+        refused += _write(job, last)
+    return _Step(last, state, outcome.norms[-1], seen, refused)
+
+
+def _write(job: _Job, t: int) -> int:
+    """Write down who was excluded from iteration t, and who stood out; return how many were."""
+    refusals = _take_refusals(job, t)
+    job.log.add("refusal", *refusals)
+    _warn(job, t)
+    return len(refusals)
+
+
+def _copy(ledger: Ledger) -> Ledger:
+    """Return a copy of a ledger."""
+    return Ledger(ledger.total, dict(ledger.by_step))
 
 
 def _take_refusals(job: _Job, t: int) -> list[Json]:
@@ -250,12 +384,12 @@ def _take_suspicions(job: _Job, t: int) -> list[Json]:
     return [{key: line[key] for key in line if key != "kind"} for line in lines]
 
 
-def _warn(job: _Job, t: int) -> int:
-    """Write down and warn of the clients that stand out; return the size of the history."""
+def _warn(job: _Job, t: int) -> None:
+    """Write down and warn of the clients that stand out."""
     lines = _take_suspicions(job, t)
     for line in lines:
-        warnings.warn(f"Round {t}: {line['text']}.", ClientWarning, stacklevel=5)  # who called run
-    return job.log.add("warning", *lines)
+        warnings.warn(f"Round {t}: {line['text']}.", ClientWarning, stacklevel=7)  # who called run
+    job.log.add("warning", *lines)
 
 
 def _last_record(job: _Job, at: Progress) -> list[Json]:
@@ -289,16 +423,6 @@ def _clocks() -> tuple[float, float]:
 def _variables(state: PyTree) -> dict[str, PyTree]:
     """Return the variables of a state, by name."""
     return {name: getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)}
-
-
-def _norms(variables: dict[str, PyTree]) -> np.ndarray:
-    """Return the norm of each variable, in the same order."""
-    return np.asarray(_norms_of(tuple(variables.values())), float)
-
-
-@jax.jit
-def _norms_of(variables: tuple[PyTree, ...]) -> jax.Array:
-    return jnp.stack([jnp.sqrt(trees.squared_norm(tree)) for tree in variables])
 
 
 def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> Json | None:

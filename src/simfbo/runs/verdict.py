@@ -43,17 +43,29 @@ class Residuals:
             View(federation, self._sum, federation.gather) if self._channels else federation
         )
 
+    @property
+    def every(self) -> int:
+        """Return the rounds between two whose residuals are taken."""
+        return max(1, self._rounds // _SAMPLES)
+
+    def due(self, t: int) -> bool:
+        """Return whether the residuals of a round are taken."""
+        return t % self.every == 0 or t == 1
+
     def begin(self, t: int) -> None:
         """Begin a round."""
         self._sums.clear()
-        every = max(1, self._rounds // _SAMPLES)
-        self._on = t % every == 0 or t == 1
+        self._on = self.due(t)
 
     def end(self, t: int, seen: Seen) -> Seen:
         """Return what was seen so far, with this round's residuals."""
-        if not self._sums:
+        return self.added(t, seen, measured(self._sums) if self._sums else ())
+
+    def added(self, t: int, seen: Seen, found: Any) -> Seen:
+        """Return what was seen so far, with what `measured` found in a round."""
+        if not found:
             return seen
-        norms, places = _measured(self._sums)
+        norms, places = found
         found = {name: (float(norms[name]), np.asarray(places[name], float)) for name in norms}
         part = (t - 1) * _PARTS // self._rounds
         return {**seen, **{name: _added(seen.get(name), part, *one) for name, one in found.items()}}
@@ -146,7 +158,7 @@ def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json
 
 
 @jax.jit
-def _measured(sums: dict[str, PyTree]) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(sums: dict[str, PyTree]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the norm of every sum, and its numbers at some places."""
     norms = {name: jnp.sqrt(trees.squared_norm(tree)) for name, tree in sums.items()}
     return norms, {name: _picked(tree) for name, tree in sums.items()}

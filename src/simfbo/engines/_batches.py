@@ -1,0 +1,287 @@
+"""Clients in batches: chunks of a cohort stacked by `vmap`, one chunk after the other.
+
+For small models, where the work of a single client is less than what it costs to start it. Within a
+chunk everybody takes as many steps as the one who takes most, and what the others compute beyond
+their own is masked. With several devices every device computes the clients whose data it holds, and
+the sums are added up between them. It runs by itself, one exchange at a time, or inside the trace
+of a block of rounds (`blocks`).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from simfbo.core import watch
+from simfbo.core.data import ClientData, FederatedData, OwnSplit, Split
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.gate import squared_norms, within
+from simfbo.core.keys import client_key
+from simfbo.core.local_work import LocalPlan
+from simfbo.core.problem import PyTree
+from simfbo.engines._cohort import Found, Inputs, Stacks
+from simfbo.engines.base import as_message, slice_for, zeros_for
+
+AXIS = "clients"
+_WORKING_SET = 2**23  # numbers that a chunk may touch on a CPU
+_DEVICE_SHARE = 0.2  # of an accelerator's memory that a chunk may take
+_PADDING = 2  # how many times as large as the samples the stacks of them may be
+
+
+class Layout(NamedTuple):
+    """How a cohort is computed; it is a part of the compiled program.
+
+    Attributes:
+        chunk: clients computed side by side.
+        chunks: how many chunks every device goes through.
+        whole: whether the cohort is everyone, in order.
+        mesh: the devices; None for the default one.
+    """
+
+    chunk: int
+    chunks: int
+    whole: bool
+    mesh: Mesh | None = None
+
+
+def layout_for(size: int, numbers: int, whole: bool, mesh: Mesh | None, chunk: int | None) -> Layout:
+    """Return how to compute a cohort.
+
+    Args:
+        size: clients in the cohort; with several devices, the most that one of them computes.
+        numbers: that a client's step reads and writes.
+        whole: whether the cohort is everyone.
+        mesh: the devices.
+        chunk: clients computed side by side; by default as many as the memory is good for.
+    """
+    most = chunk or max(1, _room() // max(1, numbers))
+    chunks = -(-size // most)
+    return Layout(-(-size // chunks), chunks, whole, mesh)
+
+
+def _room() -> int:
+    """Return how many numbers a chunk may touch: the cache of a CPU, or a device's memory."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return _WORKING_SET
+    limit = (device.memory_stats() or {}).get("bytes_limit", 2**33)
+    return int(_DEVICE_SHARE * limit / 4)
+
+
+def stacks_of(data: FederatedData, clients: int, mesh: Mesh | None) -> Stacks | None:
+    """Return the clients' data stacked, and divided between the devices; None if that wastes space.
+
+    Args:
+        data: the clients' data.
+        clients: as many as there are places for; the last one is repeated.
+        mesh: the devices.
+    """
+    if mesh is None and not all(map(_is_dense, (data.lower, data.upper))):
+        return None
+    lower = data.lower.stacked()
+    upper = lower if _is_same(data.lower, data.upper) else data.upper.stacked()
+    padded = jax.tree.map(lambda a: _padded(a, clients), lower)
+    both = Stacks(padded, padded if upper is lower else jax.tree.map(lambda a: _padded(a, clients), upper))
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, both)
+    return jax.device_put(both, jax.NamedSharding(mesh, PartitionSpec(AXIS)))
+
+
+def _is_dense(part: Split) -> bool:
+    """Return whether a stack of a part, for whole batches, is hardly larger than the part."""
+    return part.batch_size is None and part.start.size * part.largest <= _PADDING * part.rows.size
+
+
+def _is_same(lower: Split, upper: Split) -> bool:
+    """Return whether both parts hold the same samples."""
+    shared = lower.samples is upper.samples and lower.rows.shape == upper.rows.shape
+    pairs = ((lower.rows, upper.rows), (lower.start, upper.start))
+    return shared and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _padded(rows: jax.Array, count: int) -> Any:
+    """Return rows with the last one repeated until there are `count`."""
+    array, missing = np.asarray(rows), count - len(rows)
+    return np.concatenate([array, np.repeat(array[-1:], missing, 0)]) if missing > 0 else rows
+
+
+def compute(
+    client_step: ClientStep, like: PyTree, stacked: bool, layout: Layout, inputs: Inputs
+) -> Found:
+    """Sum, or stack, the messages of a cohort.
+
+    Args:
+        client_step: what each client does.
+        like: a message, abstract.
+        stacked: whether to stack.
+        layout: how to compute the cohort.
+        inputs: what it is computed from.
+    """
+    if layout.mesh is None:
+        return _computed(client_step, like, stacked, layout, inputs, None)
+    here, every = PartitionSpec(AXIS), PartitionSpec()
+    specs = Inputs(*(here if name == "data" else every for name in Inputs._fields))
+    return jax.shard_map(
+        lambda given: _computed(client_step, like, stacked, layout, given, AXIS),
+        mesh=layout.mesh, in_specs=(specs,), out_specs=every, check_vma=False,
+    )(inputs)  # fmt: skip
+
+
+def _computed(
+    client_step: ClientStep,
+    like: PyTree,
+    stacked: bool,
+    layout: Layout,
+    inputs: Inputs,
+    axis: str | None,
+) -> Found:
+    """Compute this device's clients, and add up what all devices found."""
+    size, chunk = len(inputs.places), layout.chunk
+    cohort = _Cohort(client_step, inputs, layout, axis)
+    total = None if stacked else zeros_for(size, False, like)
+    probe = watch.probe_of(like, size)
+    probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
+    small = axis is None and layout.chunks == 1 and len(probes) == size
+
+    def step(carry: PyTree, c: Any) -> tuple[PyTree, PyTree]:
+        total, probes = carry
+        positions, messages, squares, ok = cohort.chunk(c)
+        if stacked:
+            own = messages
+        else:
+            own, weights = None, inputs.weights[jnp.minimum(positions, size - 1)]
+            total = jax.tree.map(lambda t, rows: t + _weighted(weights, rows), total, messages)
+        if small:
+            probes = jax.vmap(lambda z: watch.take(probe, z))(messages)
+        else:
+            rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
+            probes = _probed(probe, probes, messages, rows)
+        return (total, probes), (own, squares, ok, positions)
+
+    if layout.chunks == 1:
+        (total, probes), rows = step((total, probes), 0)
+    else:
+        steps = jnp.arange(layout.chunks, dtype=jnp.int32)
+        (total, probes), rows = jax.lax.scan(step, (total, probes), steps)
+        rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
+    own, squares, ok, positions = rows
+    ordered = (own, squares, ok)
+    if axis is None:
+        if layout.chunks * chunk != size:
+            ordered = jax.tree.map(lambda a: a[:size], ordered)
+    else:
+        ordered = jax.tree.map(
+            lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype).at[positions].set(a, mode="drop"),
+            ordered,
+        )
+        total, probes, ordered = jax.lax.psum((total, probes, ordered), axis)
+    own, squares, ok = ordered
+    return Found(own if stacked else total, squares, ok, probes)
+
+
+class _Cohort:
+    """The clients of a cohort that one device computes."""
+
+    def __init__(
+        self, client_step: ClientStep, inputs: Inputs, layout: Layout, axis: str | None
+    ) -> None:
+        self._step, self._in, self._layout = client_step, inputs, layout
+        self._size = len(inputs.places)
+        self._first = 0  # the place of the first client whose data is here
+        count = layout.chunks * layout.chunk
+        self._positions: Any = np.minimum(np.arange(count, dtype=np.int32), self._size)
+        if axis is not None:
+            assert isinstance(inputs.data, Stacks)
+            held = inputs.data.lower.count.shape[0]
+            self._first = jax.lax.axis_index(axis).astype(jnp.int32) * held
+            if layout.whole:
+                self._positions = jnp.minimum(self._first + np.arange(count, dtype=np.int32), self._size)
+            else:
+                places = jnp.asarray(inputs.places)
+                mine = (places >= self._first) & (places < self._first + held)
+                self._positions = jnp.nonzero(mine, size=count, fill_value=self._size)[0].astype(jnp.int32)
+
+    def slot(self, j: Any) -> tuple[PyTree, ...]:
+        """Return what belongs to a position of the cohort, except its data."""
+        given, plan = self._in, self._in.plan
+        key = client_key(given.key, jnp.asarray(given.ids)[j], jnp.asarray(given.repeats)[j])
+        own = plan if jnp.ndim(plan.tau) == 0 else jax.tree.map(lambda a: jnp.asarray(a)[j], plan)
+        return slice_for(given.payload, j), self._data(jnp.asarray(given.places)[j]), own, key
+
+    def message(self, payload: PyTree, data: ClientData, plan: LocalPlan, key: jax.Array) -> PyTree:
+        """Return a client's message."""
+        client = Client(data, plan, self._in.eta, key)
+        return as_message(self._step, self._step(payload, client))
+
+    def chunk(self, c: Any) -> tuple[Any, PyTree, jax.Array, jax.Array]:
+        """Return positions, messages, squared norms and admissions of a chunk of clients.
+
+        Messages that do not count are zero.
+        """
+        chunk, size = self._layout.chunk, self._size
+        if self._layout.chunks == 1:
+            positions = self._positions
+        else:
+            positions = jax.lax.dynamic_slice_in_dim(jnp.asarray(self._positions), c * chunk, chunk)
+        safe = np.minimum if isinstance(positions, np.ndarray) else jnp.minimum
+        at = safe(positions, size - 1)
+        if chunk == 1:
+            z = jax.tree.map(lambda a: a[None], self.message(*self.slot(at[0])))
+        else:
+            z = self._batch(at, c)
+        present = jnp.asarray(self._in.present)[at] & jnp.asarray(positions < size)
+        squares = jnp.where(present[:, None], jax.vmap(squared_norms)(z), 0.0)
+        ok = jax.vmap(within, (0, None))(squares, self._in.limit) & present
+        return positions, jax.tree.map(lambda a: jnp.where(_column(ok, a), a, jnp.zeros_like(a)), z), squares, ok
+
+    def _batch(self, at: Any, c: Any) -> PyTree:
+        """Return the messages of the clients at some positions, computed side by side."""
+        given, chunk = self._in, self._layout.chunk
+        if not (self._layout.whole and isinstance(given.data, Stacks)):
+            return jax.vmap(lambda j: self.message(*self.slot(j)))(at)
+        # Everyone in order: the data is there as it is needed, with nothing to gather.
+        own = given.data if self._layout.chunks == 1 else jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk), given.data
+        )  # fmt: skip
+
+        def one(j: Any, lower: OwnSplit, upper: OwnSplit) -> PyTree:
+            payload, _, plan, key = self.slot(j)
+            data = ClientData(lower, upper, jnp.asarray(given.places)[j])
+            return self.message(payload, data, plan, key)
+
+        return jax.vmap(one)(at, *own)
+
+    def _data(self, place: Any) -> ClientData:
+        """Return the data of one client, by its place."""
+        data = self._in.data
+        if not isinstance(data, Stacks):
+            return data._replace(client=place)
+        own = jax.tree.map(lambda a: a[place - self._first], data)
+        return ClientData(*own, place)
+
+
+def _column(ok: jax.Array, like: jax.Array) -> jax.Array:
+    """Return one value per client in a shape that broadcasts over the clients' arrays."""
+    return ok.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _weighted(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return the weighted sum of the clients' arrays."""
+    return jnp.tensordot(weights.astype(rows.dtype), rows, 1, precision="highest")
+
+
+def _probed(
+    probe: watch.Probe, probes: jax.Array, messages: PyTree, rows: jax.Array
+) -> jax.Array:
+    """Return the probed numbers, with those of a chunk whose rows are among them."""
+    count = len(probes)
+
+    def put(probes: jax.Array) -> jax.Array:
+        found = jax.vmap(lambda z: watch.take(probe, z))(messages)
+        return probes.at[rows].set(found, mode="drop")
+
+    if not probes.size:
+        return probes
+    return jax.lax.cond(jnp.any(rows < count), put, lambda same: same, probes)

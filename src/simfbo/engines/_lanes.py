@@ -1,0 +1,119 @@
+"""Clients in two lanes: a cohort in two compiled calls that run side by side.
+
+Within a call clients run one after the other and are added up as they finish, so memory does not
+grow with the cohort, matrix products keep their full size, and a client that takes few local steps
+costs few local steps. Two calls side by side keep two cores busy where one call would have to split
+every small product between them. Measured in docs/explanation-performance.md.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import trees, watch
+from simfbo.core.data import ClientData
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.gate import squared_norms, within
+from simfbo.core.keys import client_key
+from simfbo.core.problem import PyTree
+from simfbo.engines._cohort import Found, Inputs
+from simfbo.engines.base import as_message, slice_for, zeros_for
+
+_SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
+Program = Callable[..., Any]
+
+
+def build(client_step: ClientStep, stacked: bool, inputs: Inputs) -> Program:
+    """Compile the program of a lane.
+
+    Compiled ahead of the call: the second thread does not share JAX's thread-local settings and
+    must have nothing left to trace.
+    """
+    zero, order = np.int32(0), np.zeros(len(inputs.ids), np.int32)
+    job = jax.jit(partial(_gated_sum, client_step, stacked))
+    return job.lower(inputs, order, zero, zero).compile()
+
+
+def compute(program: Program, inputs: Inputs, tau: np.ndarray, present: np.ndarray) -> Found:
+    """Run a cohort in two lanes."""
+    order, middle, end = deal(tau, ~present)
+    if middle == end:
+        return Found(*program(inputs, order, np.int32(0), end))
+    wide = jnp.result_type(float) == jnp.float64
+    second = _SECOND_LANE.submit(_run_lane, wide, program, (inputs, order, middle, end))
+    return Found(*_ADD(program(inputs, order, np.int32(0), middle), second.result()))
+
+
+def _run_lane(wide: bool, program: Program, inputs: tuple[Any, ...]) -> PyTree:
+    """Run a program in the second thread, in the precision of the calling thread."""
+    with jax.enable_x64(wide):
+        return program(*inputs)
+
+
+def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
+    """Return an order of the cohort and where to cut it, so that both lanes work equally long.
+
+    It depends only on who works how long, so neither does the order in which messages are added.
+    The absent come after the second cut.
+
+    Example:
+        >>> deal(np.array([1, 9, 5, 4, 7]), np.array([False, False, False, False, True]))
+        (array([1, 0, 2, 3, 4], dtype=int32), np.int32(2), np.int32(4))
+    """
+    descending = np.argsort(np.where(absent, 1, -tau), kind="stable").astype(np.int32)
+    end = len(tau) - np.count_nonzero(absent)
+    place = np.arange(end) % 4
+    first = (place == 0) | (place == 3)
+    working, away = descending[:end], descending[end:]
+    order = np.concatenate([working[first], working[~first], away])
+    return order, np.int32(first.sum()), np.int32(end)
+
+
+def _gated_sum(
+    client_step: ClientStep,
+    stacked: bool,
+    inputs: Inputs,
+    order: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+) -> PyTree:
+    """Sum, or stack, the messages of the clients order[start:stop], one after the other."""
+    size = len(inputs.ids)
+    keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
+    assert isinstance(inputs.data, ClientData)
+    view = inputs.data
+
+    def message(j: jax.Array | int) -> PyTree:
+        data = view._replace(client=inputs.places[j])
+        client = Client(data, inputs.plan[j], inputs.eta, keys[j])
+        return as_message(client_step, client_step(slice_for(inputs.payload, j), client))
+
+    def add(k: jax.Array, carry: PyTree) -> PyTree:
+        total, squares, passed, probes = carry
+        j = order[k]
+        z = message(j)
+        own = squared_norms(z)
+        ok = within(own, inputs.limit)
+        z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
+        if stacked:
+            total = jax.tree.map(lambda rows, row: rows.at[j].set(row), total, z)
+        else:
+            total = trees.add_scaled(total, inputs.weights[j], z)
+        squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
+        row = (j - inputs.window) % size
+        return total, squares, passed, probes.at[row].set(watch.take(probe, z), mode="drop")
+
+    like = jax.eval_shape(message, 0)
+    squares = jnp.zeros((size, len(jax.tree.leaves(like))))
+    probe = watch.probe_of(like, size)
+    probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
+    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes
+    return jax.lax.fori_loop(start, stop, add, carry)
+
+
+_ADD = jax.jit(trees.add, donate_argnums=0)

@@ -1,0 +1,133 @@
+"""What the server draws in a round: who takes part, how much each does, and who drops out.
+
+What does not depend on the key is the same in every round and drawn once. The rest is drawn on the
+host, from the keys that a trace of a round has shown.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from simfbo.core.gate import limit_of
+from simfbo.core.local_work import LocalPlan
+from simfbo.core.sampling import Cohort
+from simfbo.engines.simulated import SimulatedFederation, number_of
+
+
+class Fixed(NamedTuple):
+    """What is the same in every round, as inputs of a program; None for what is drawn.
+
+    Attributes:
+        weights: of the cohort.
+        tau: local steps, of all clients or, where they are equal, of each.
+        present: who of the cohort replies.
+        rho: the mean of ||a_i||_1, where the server knows it.
+        ids: the clients' numbers, where these are not their places.
+        limit: the gate's.
+    """
+
+    weights: Any
+    tau: Any
+    present: Any
+    rho: Any
+    ids: Any
+    limit: Any
+
+
+class Row(NamedTuple):
+    """What was drawn for one exchange."""
+
+    cohort: Cohort
+    tau: np.ndarray
+    absent: np.ndarray
+
+
+class Server(NamedTuple):
+    """What the server of an engine draws.
+
+    Attributes:
+        engine: the engine.
+        cohort: that of every round; None if it is drawn.
+        tau: the local steps of all clients in every round; None if they are drawn.
+        absent: nobody; None if it is drawn who does not reply.
+        example: a cohort, for its size.
+    """
+
+    engine: SimulatedFederation
+    cohort: Cohort | None
+    tau: np.ndarray | None
+    absent: np.ndarray | None
+    example: Cohort
+
+    @classmethod
+    def of(cls, engine: SimulatedFederation) -> Self:
+        """Find out what an engine's server draws."""
+        n, absence, work = engine.n, engine.absence, engine.local_work
+        cohort = _without_key(engine.cohort)
+        example = engine.cohort(jax.random.key(0)) if cohort is None else cohort
+        tau = _without_key(lambda key: np.asarray(work.draw(key, n), np.int32))
+        absent = np.zeros(len(example.ids), bool) if absence is None else None
+        return cls(engine, cohort, tau, absent, example)
+
+    @property
+    def draws(self) -> bool:
+        """Return whether anything is drawn anew in every round."""
+        return self.cohort is None or self.tau is None or self.absent is None
+
+    @property
+    def fixed(self) -> Fixed:
+        """Return what is the same in every round, as inputs of a program."""
+        engine, tau = self.engine, self.tau
+        ids = engine.data.ids
+        if tau is not None and (tau == tau[0]).all():
+            tau = tau[0]
+        known = self.tau is not None and engine.local_work.assigned
+        return Fixed(
+            weights=None if self.cohort is None else np.asarray(self.cohort.weights),
+            tau=tau,
+            present=None if self.absent is None else ~self.absent,
+            rho=np.asarray(engine.mean_norm(jax.random.key(0))) if known else None,
+            ids=None if np.array_equal(ids, np.arange(len(ids))) else ids,
+            limit=number_of(limit_of(engine.gate)),
+        )
+
+    @property
+    def form(self) -> Any:
+        """Return what programs depend on besides the shapes of `fixed`."""
+        engine, work = self.engine, self.engine.local_work
+        ids = None if self.cohort is None else self.cohort.ids.tobytes()
+        rules = engine.gate.min_replies, engine.aggregators
+        how = engine.strategy, engine.chunk, engine.mesh, engine.n, len(self.example.ids)
+        return ids, work.tau_max, work.rule, work.assigned, rules, how
+
+    def plan(self, tau: Any) -> LocalPlan:
+        """Return the plan for numbers of local steps."""
+        return self.engine.local_work.plan(tau)
+
+    def draw_cohort(self, key: Any) -> Cohort:
+        """Return the cohort for a key."""
+        return self.engine.cohort(key) if self.cohort is None else self.cohort
+
+    def draw_row(self, key: Any, cohort: Cohort) -> Row:
+        """Return what an exchange with a cohort needs."""
+        n, work = self.engine.n, self.engine.local_work
+        tau = work(key, n).tau if self.tau is None else self.tau
+        absent = self.engine.absent(key, cohort.ids) if self.absent is None else self.absent
+        return Row(cohort, tau[cohort.ids], absent)
+
+    def draw_rho(self, key: Any) -> np.ndarray:
+        """Return rho for a key."""
+        return np.asarray(self.engine.mean_norm(key))
+
+
+def _without_key(draw: Callable[[Any], Any]) -> Any:
+    """Return what is drawn if that does not depend on the key; None otherwise."""
+    no_key = object()  # whoever looks at it fails
+    try:
+        first, again = draw(no_key), draw(no_key)
+    except Exception:
+        return None
+    same = jax.tree.map(np.array_equal, first, again)
+    return first if all(jax.tree.leaves(same)) else None

@@ -1,0 +1,376 @@
+"""The verb inside a trace.
+
+`Listener` follows one round without computing anything and writes the `Script`: which exchanges it
+has, and which keys the server draws from. `Traced` computes them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from simfbo.core import aggregation, trees, watch
+from simfbo.core.exchange import Refusal
+from simfbo.core.federation import ClientStep, Federation
+from simfbo.core.gate import occurrences
+from simfbo.core.ledger import Ledger
+from simfbo.core.problem import Point, PyTree
+from simfbo.core.sampling import Cohort
+from simfbo.engines import _batches
+from simfbo.engines._batches import Layout
+from simfbo.engines._cohort import Inputs
+from simfbo.engines._server import Fixed, Row, Server
+from simfbo.engines.base import Call
+
+Round = Callable[[PyTree, Federation, jax.Array], PyTree]
+
+
+class NeedsHost(Exception):
+    """A round cannot be traced."""
+
+
+class OneExchange(NamedTuple):
+    """One exchange of a round.
+
+    Attributes:
+        name: of the client step.
+        down: the payload, abstract.
+        like: a message, abstract.
+        size: clients in the cohort.
+        stacked: whether messages are kept one by one.
+        layout: how they are computed.
+    """
+
+    name: str
+    down: PyTree
+    like: PyTree
+    size: int
+    stacked: bool
+    layout: Layout
+
+
+class Event(NamedTuple):
+    """One draw of the server: of a cohort, of an exchange with one of them, or of rho."""
+
+    kind: str
+    cohort: int = 0
+
+
+class Script(NamedTuple):
+    """What happens in every round.
+
+    Attributes:
+        exchanges: in order.
+        events: the server's draws, in order; empty if it draws nothing anew.
+        keys: (root, first round) -> the keys of all events of the following rounds.
+    """
+
+    exchanges: tuple[OneExchange, ...]
+    events: tuple[Event, ...]
+    keys: Callable[[jax.Array, Any], list[jax.Array]] | None
+
+    def draw(self, server: Server, root: jax.Array, first: int, count: int) -> list[list[Any]]:
+        """Draw for some rounds.
+
+        Returns:
+            What was drawn for every event, by round; fewer rounds where a cohort is of another
+            size than the others.
+        """
+        if self.keys is None:
+            return []
+        words = [np.asarray(key) for key in self.keys(root, np.int32(first))]
+        rounds: list[list[Any]] = []
+        for k in range(count):
+            found: list[Any] = []
+            cohorts: list[Cohort] = []
+            for event, keys in zip(self.events, words, strict=True):
+                if event.kind == "cohort":
+                    cohorts.append(server.draw_cohort(keys[k]))
+                    found.append(cohorts[-1])
+                elif event.kind == "rho":
+                    found.append(server.draw_rho(keys[k]))
+                else:
+                    found.append(server.draw_row(keys[k], cohorts[event.cohort]))
+            if any(len(cohort.ids) != len(server.example.ids) for cohort in cohorts):
+                break
+            rounds.append(found)
+        return rounds
+
+    def rows(self, drawn: list[Any]) -> list[Row]:
+        """Return what was drawn for every exchange of a round."""
+        return [one for one in drawn if isinstance(one, Row)]
+
+
+def as_inputs(server: Server, rounds: list[list[Any]], length: int) -> list[Any]:
+    """Return what was drawn as inputs of a program, one row per round, padded to `length`."""
+
+    def needed(one: Any) -> Any:
+        if not isinstance(one, Row):
+            return one if server.cohort is None or not isinstance(one, Cohort) else None
+        tau = one.tau if server.tau is None else None
+        return tau, ~one.absent if server.absent is None else None
+
+    def stack(*values: Any) -> np.ndarray:
+        array = np.stack(values)
+        return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])
+
+    return [jax.tree.map(stack, *map(needed, column)) for column in zip(*rounds, strict=True)]
+
+
+class Noted(NamedTuple):
+    """What is to be known of an exchange; see `simfbo.engines._cohort.Found`."""
+
+    squares: Any
+    passed: Any
+    probes: Any
+
+
+class _Common:
+    """What both federations inside a trace have."""
+
+    def __init__(self, server: Server, fixed: Fixed) -> None:
+        self.server, self.fixed, self.engine = server, fixed, server.engine
+        self.ledger, self.secret = Ledger(), False
+        self.refusals: list[Refusal] = []
+        self.latest: Any = None
+        self.ids: list[Any] = []  # of the cohorts so far
+
+    @property
+    def n(self) -> int:
+        """Return the number of clients."""
+        return self.engine.n
+
+    @property
+    def p(self) -> np.ndarray:
+        """Refuse: the weights are no constants of a program."""
+        raise NeedsHost
+
+    def index(self, cohort: Cohort) -> int:
+        """Return which of the cohorts so far this is."""
+        for c, ids in enumerate(self.ids):
+            if cohort.ids is ids:
+                return c
+        raise NeedsHost
+
+
+class _Factor(NamedTuple):
+    """What an algorithm may ask of the latest exchange inside a trace."""
+
+    factor: Any
+
+
+class Listener(_Common):
+    """Follows a round and writes down what happens."""
+
+    def __init__(self, server: Server, fixed: Fixed, dummy: jax.Array) -> None:
+        """Take the server's draws, and a number that everything depends on that is sent."""
+        super().__init__(server, fixed)
+        self._dummy = dummy
+        self.events: list[Event] = []
+        self.keys: list[jax.Array] = []
+        self.exchanges: list[OneExchange] = []
+
+    def _draw(self, key: jax.Array, event: Event) -> None:
+        self.events.append(event)
+        self.keys.append(key)
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Return a cohort of the right size."""
+        self._draw(key, Event("cohort"))
+        example = self.server.example
+        if self.server.cohort is not None:
+            self.ids.append(example.ids)
+            return Cohort(example.ids, self.fixed.weights)
+        ids = jnp.asarray(example.ids) + self._dummy.astype(jnp.int32)
+        self.ids.append(ids)
+        return Cohort(ids, jnp.asarray(example.weights) + self._dummy)
+
+    def mean_norm(self, key: jax.Array) -> Any:
+        """Return rho where it is known."""
+        if not self.engine.local_work.assigned:
+            return None
+        if self.server.tau is None:
+            self._draw(key, Event("rho"))
+            return self._dummy
+        return self.fixed.rho
+
+    def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
+            eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+        """Return zeros of the sum's shape."""
+        return self._zeros(client_step, payload, cohort, key, eta, False)
+
+    def gather(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
+               eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+        """Return zeros of the stack's shape."""
+        return self._zeros(client_step, payload, cohort, key, eta, True)
+
+    def _zeros(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
+               eta: Point[PyTree], single: bool) -> PyTree:  # fmt: skip
+        self._draw(key, Event("exchange", self.index(cohort)))
+        server, engine, size = self.server, self.engine, len(self.server.example.ids)
+        plan = server.plan(np.ones(size, np.int32))
+        call = Call(client_step, payload, server.example, plan, as_sizes(eta), key, single)
+        like, layout = engine.like(call), engine.layout(call)
+        if layout is None:
+            raise NeedsHost
+        layout = layout._replace(whole=layout.whole and server.cohort is not None)
+        down = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), payload)
+        stacked = engine.stacks(call, like)
+        self.exchanges.append(OneExchange(client_step.__name__, down, like, size, stacked, layout))
+        self.latest = _Factor(1.0 + self._dummy)
+        first = (size,) if single else ()
+        return jax.tree.map(
+            lambda a: jnp.zeros(first + a.shape, a.dtype) + self._dummy.astype(a.dtype), like
+        )
+
+
+def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state: PyTree,
+           numbers: PyTree, length: int) -> Script:  # fmt: skip
+    """Follow one round and return its script.
+
+    Args:
+        round: (step sizes) -> the algorithm's round.
+        server: what the server draws.
+        fixed: what of it is the same in every round.
+        state: of the algorithm, for its shapes.
+        numbers: its step sizes, for their shapes.
+        length: of how many rounds keys are wanted at a time.
+    """
+    heard: list[Listener] = []
+
+    def keys(state: PyTree, numbers: PyTree, fixed: Fixed, dummy: jax.Array, key: jax.Array) -> Any:
+        heard.append(Listener(server, fixed, dummy))
+        round(numbers)(state, heard[-1], key)
+        return [jax.random.key_data(one) for one in heard[-1].keys]
+
+    others = state, numbers, fixed, jnp.zeros(())
+    root = jax.random.key(0)
+    closed = jax.make_jaxpr(keys)(*others, root)
+    listener = heard[-1]
+    if not server.draws:
+        return Script(tuple(listener.exchanges), (), None)
+    if _depends_on_more_than_the_last(closed.jaxpr):
+        raise NeedsHost
+    unused = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in closed.in_avals[:-1]]
+
+    def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
+        def of_round(t: jax.Array) -> list[jax.Array]:
+            return jaxpr_as_fun(closed)(*unused, jax.random.fold_in(root, t))
+
+        return jax.vmap(of_round)(first + jnp.arange(length, dtype=jnp.int32))
+
+    program = jax.jit(all_keys).lower(root, np.int32(1)).compile()
+    return Script(tuple(listener.exchanges), tuple(listener.events), program)
+
+
+def _depends_on_more_than_the_last(jaxpr: Any) -> bool:
+    """Return whether the outputs of a trace depend on inputs other than the last."""
+    tainted = set(jaxpr.invars[:-1])
+    for eqn in jaxpr.eqns:
+        if any(var in tainted for var in eqn.invars if not hasattr(var, "val")):
+            tainted.update(eqn.outvars)
+    return any(var in tainted for var in jaxpr.outvars if not hasattr(var, "val"))
+
+
+class Traced(_Common):
+    """Computes the exchanges of one round."""
+
+    def __init__(
+        self, server: Server, fixed: Fixed, script: Script, data: list[Any], row: list[Any], number: Any
+    ) -> None:
+        """Take the server, the script, and what the round needs.
+
+        Args:
+            server: what the server draws.
+            fixed: what of it is the same in every round.
+            script: what happens in every round.
+            data: the clients' data, by exchange.
+            row: what was drawn for this round, by event.
+            number: of its first exchange.
+        """
+        super().__init__(server, fixed)
+        self._script, self._data, self._number = script, data, number
+        self._drawn = iter(row) if script.events else None
+        self.notes: list[Noted] = []
+        self.enough: Any = jnp.ones((), bool)
+
+    def _next(self) -> Any:
+        return None if self._drawn is None else next(self._drawn)
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Return the cohort that was drawn."""
+        drawn = self._next()
+        if self.server.cohort is not None:
+            drawn = Cohort(self.server.cohort.ids, self.fixed.weights)
+        self.ids.append(drawn.ids)
+        return drawn
+
+    def mean_norm(self, key: jax.Array) -> Any:
+        """Return rho where it is known."""
+        if not self.engine.local_work.assigned:
+            return None
+        return self._next() if self.server.tau is None else self.fixed.rho
+
+    def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
+            eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+        """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
+        total, passed, factor, stacked = self._exchange(client_step, payload, cohort, key, eta)
+        if stacked:
+            weights = jnp.where(passed, factor * jnp.asarray(cohort.weights, float), 0.0)
+            return aggregation.combine(self.engine.aggregators, total, weights)
+        return trees.scale(factor, total)
+
+    def gather(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
+               eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+        """Return the cohort's messages, stacked; see `Federation`."""
+        total, _, factor, _ = self._exchange(client_step, payload, cohort, key, eta)
+        return trees.scale(factor, total)
+
+    def _exchange(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Point[PyTree]
+    ) -> tuple[PyTree, jax.Array, jax.Array, bool]:
+        """Compute one exchange."""
+        e = len(self.notes)
+        one, fixed, server = self._script.exchanges[e], self.fixed, self.server
+        tau, present = self._next() or (None, None)
+        places, number = cohort.ids, self._number + e
+        inputs = Inputs(
+            payload=payload,
+            data=self._data[e],
+            places=places,
+            ids=places if fixed.ids is None else fixed.ids[places],
+            repeats=_repeats(places),
+            weights=jnp.asarray(cohort.weights),
+            plan=server.plan(self._tau(places) if tau is None else tau),
+            eta=as_sizes(eta),
+            present=fixed.present if present is None else present,
+            limit=fixed.limit,
+            window=watch.window_start(one.size, number),
+            key=key,
+        )
+        found = _batches.compute(client_step, one.like, one.stacked, one.layout, inputs)
+        self.notes.append(Noted(found.squares, found.passed, found.probes))
+        admitted = jnp.sum(found.passed.astype(jnp.int32))
+        self.enough &= admitted >= max(1, self.engine.gate.min_replies)
+        factor = one.size / jnp.maximum(1, admitted).astype(float)
+        self.latest = _Factor(factor)
+        return found.total, found.passed, factor, one.stacked
+
+    def _tau(self, places: Any) -> Any:
+        tau = jnp.asarray(self.fixed.tau)
+        return tau if tau.ndim == 0 else tau[places]
+
+
+def as_sizes(eta: Point[PyTree]) -> Point[PyTree]:
+    """Return step sizes as numbers of the usual precision."""
+    return jax.tree.map(lambda size: jnp.asarray(size, float), eta)
+
+
+def _repeats(ids: Any) -> Any:
+    """Return how often each id of a sorted array stood before it."""
+    if isinstance(ids, np.ndarray):
+        return occurrences(ids)
+    return jnp.arange(len(ids), dtype=jnp.int32) - jnp.searchsorted(ids, ids).astype(jnp.int32)

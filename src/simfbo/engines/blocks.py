@@ -1,0 +1,329 @@
+"""Many rounds in one compiled call: `algorithm.round`, traced as it stands.
+
+The verb is traced too (`_Traced`). What the server draws (cohorts, local work, drop-outs) is drawn
+on the host before the call, from the same keys as one round at a time: a first trace of a round
+(`_Listener`) finds which keys that are. What the runner has to know of every round (norms, who was
+admitted, what is compared) comes out of the call, and the ledger is counted by arithmetic.
+
+The number of rounds is an input of the program, so however a run is cut into blocks, and wherever
+it is interrupted and resumed, every round is computed by the same instructions: bit for bit the
+same. A round in which something unusual happens (too few replies, a variable that explodes) ends
+the block before it, and the runner does it again on the host.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from simfbo.core import trees, watch
+from simfbo.core.exchange import Request
+from simfbo.core.federation import Algorithm, Tracing, View
+from simfbo.core.problem import PyTree, point_of
+from simfbo.engines._cohort import Found
+from simfbo.engines._server import Row, Server
+from simfbo.engines._traced import Noted, Round, Script, Traced, as_inputs, listen
+from simfbo.engines.base import form
+from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.simulated import SimulatedFederation, exchange_of
+
+LONGEST = 128  # rounds in a block
+_NOTES = 2**22  # numbers that come out of a block, about
+
+Measure = Callable[[dict[str, PyTree]], PyTree]
+Program = Callable[..., Any]
+
+
+class _Given(NamedTuple):
+    """The inputs of a block.
+
+    Attributes:
+        state: of the algorithm.
+        numbers: its step sizes.
+        data: the clients' data, by exchange.
+        fixed: what the server draws alike in every round.
+        drawn: what it draws anew, by round.
+        root: the key that those of rounds are folded from.
+        number: of the first exchange.
+        first: the number of the first round.
+        limits: of the norms, to be multiplied by the square of a round's number.
+        every: rounds between two that are measured.
+    """
+
+    state: PyTree
+    numbers: PyTree
+    data: PyTree
+    fixed: PyTree
+    drawn: PyTree
+    root: jax.Array
+    number: Any
+    first: Any
+    limits: Any
+    every: Any
+
+
+class _Compiled(NamedTuple):
+    """What a block does: the script of its rounds, how many it can hold, and the program."""
+
+    script: Script
+    length: int
+    program: Program
+
+
+class Outcome(NamedTuple):
+    """What came out of a block.
+
+    Attributes:
+        state: after its last round.
+        done: rounds completed; fewer than asked for where the next one is unusual.
+        norms: of x, y and v, as far as there are, after every round.
+        measured: what `measure` returned, by round.
+        exchanges: what is known of every exchange, by round.
+        drawn: what the server drew, by round.
+    """
+
+    state: PyTree
+    done: int
+    norms: np.ndarray
+    measured: PyTree
+    exchanges: list[Noted]
+    drawn: list[Any]
+
+
+class Blocks:
+    """Runs blocks of rounds of one algorithm on one engine."""
+
+    def __init__(
+        self, engine: SimulatedFederation, numbers: PyTree, server: Server, compiled: _Compiled
+    ) -> None:
+        """Take the engine, the algorithm's step sizes, and what was compiled for both."""
+        self._engine, self._numbers, self._server = engine, numbers, server
+        self._script, self.length, self._program = compiled
+        self._fixed = server.fixed
+        self._data = [engine.data_for(one.layout) for one in self._script.exchanges]
+
+    def run(
+        self, state: PyTree, root: jax.Array, first: int, count: int, limits: np.ndarray, every: int
+    ) -> Outcome:
+        """Run the rounds first, first + 1, ...: `count`, or as many as a block holds.
+
+        Args:
+            state: the algorithm's state.
+            root: the key that those of rounds are folded from.
+            first: the number of the first round.
+            count: how many.
+            limits: the norms of x, y and v, before they are multiplied by the square of a round's
+                number, above which a round is unusual.
+            every: rounds between two that are measured.
+        """
+        count, script = min(count, self.length), self._script
+        rounds = script.draw(self._server, root, first, count)
+        count = len(rounds) if script.events else count
+        if not count:
+            return Outcome(state, 0, np.zeros((0, len(limits))), (), [], [])
+        given = _Given(
+            state, self._numbers, self._data, self._fixed,
+            as_inputs(self._server, rounds, self.length), root,
+            np.int32(self._engine.ledger.total.rounds + 1), np.int32(first),
+            np.asarray(limits, jnp.result_type(float)), np.int32(every),
+        )  # fmt: skip
+        after, done, notes = self._program(given, np.int32(count))
+        if (done := int(done)) < count:  # `after` is the state after an unusual round
+            after = self._program(given, np.int32(done))[0] if done else state
+        norms, measured, exchanges = notes
+        norms = np.asarray(norms, float)[:done]
+        return Outcome(after, done, norms, measured, exchanges, rounds[:done])
+
+    def replay(self, outcome: Outcome) -> Iterator[int]:
+        """Let the engine count and look at what came out of a block, round after round.
+
+        Yields:
+            The places in the block of rounds in which there was something to look at, after the
+            engine has.
+        """
+        engine, done = self._engine, outcome.done
+        first, kinds = engine.ledger.total.rounds + 1, self._script.exchanges
+        numbers = first + np.arange(done * len(kinds)).reshape(done, len(kinds))
+        look = watch.looks_at(numbers)
+        rows = [self._script.rows(drawn) for drawn in outcome.drawn]
+        notes = [Noted(*map(np.asarray, note)) for note in outcome.exchanges]
+        for e, (one, note) in enumerate(zip(kinds, notes, strict=True)):
+            look[:, e] |= ~note.passed[:done].all(1)
+            absent = self._server.absent
+            silent = sum(int(row[e].absent.sum()) for row in rows)
+            if absent is not None:
+                silent = done * int(absent.sum())
+            asked = one.size * done
+            engine.ledger.record(one.name, asked, asked - silent, one.down, one.like, done)
+        for k in np.flatnonzero(look.any(1)).tolist():
+            for e in np.flatnonzero(look[k]).tolist():
+                self._look(notes[e], k, e, rows, int(numbers[k, e]))
+            yield k
+
+    def _look(self, note: Noted, k: int, e: int, rows: list[list[Row]], number: int) -> None:
+        """Let the engine look at one exchange."""
+        engine, one, server = self._engine, self._script.exchanges[e], self._server
+        if rows:
+            row = rows[k][e]
+        else:
+            assert server.cohort is not None
+            row = server.draw_row(None, server.cohort)
+        request = Request(number, one.name, row.cohort.ids, one.like)
+        found = Found((), *(part[k] for part in note))
+        exchange = exchange_of(request, found, row.absent, engine.rules(one.name))
+        engine.latest = exchange
+        engine.refusals += exchange.refusals
+        engine.observe(exchange, row.cohort.weights, server.plan(row.tau).norm)
+
+
+def prepare(
+    algorithm: Algorithm, federation: Any, state: PyTree, measure: Measure
+) -> Blocks | None:
+    """Return what runs blocks of rounds; None where rounds need the host.
+
+    Args:
+        algorithm: whose rounds.
+        federation: on which they run.
+        state: of the algorithm, for its shapes.
+        measure: what to take of the residuals (`Algorithm.residuals`) in some rounds.
+    """
+    if not isinstance(federation, SimulatedFederation) or federation.secret:
+        return None
+    if federation.strategy == "lanes" or federation.gate.max_norm == "auto":
+        return None
+    server, traced = Server.of(federation), algorithm.traced
+    if traced.form is not None:
+        found = _prepared(algorithm, traced, server, state, measure)
+        if found is not None:
+            return found
+    # With its step sizes as constants: an algorithm may compare them with something.
+    return _prepared(algorithm, Tracing(algorithm.round, hosted=traced.hosted), server, state, measure)
+
+
+def _prepared(
+    algorithm: Algorithm, tracing: Tracing, server: Server, state: PyTree, measure: Measure
+) -> Blocks | None:
+    """Return what runs blocks of rounds, compiled unless it was before; None if that fails."""
+    engine = server.engine
+    channels = tuple(sorted(algorithm.residuals.items()))
+    shape = form((state, tracing.numbers, server.fixed, engine.data.client(None)))
+    key = tracing.form, channels, server.form, shape, jnp.result_type(float), measure
+    build = partial(_build, algorithm, tracing, server, state, measure)
+    if tracing.form is None:
+        kept = engine.programs.setdefault(algorithm.round, {})
+        compiled = kept[key] = kept[key] if key in kept else build()
+    else:
+        compiled = PROGRAMS.get(algorithm.client_steps[-1], key, build)
+    return None if compiled is None else Blocks(engine, tracing.numbers, server, compiled)
+
+
+def _build(
+    algorithm: Algorithm, tracing: Tracing, server: Server, state: PyTree, measure: Measure
+) -> _Compiled | None:
+    """Compile blocks of an algorithm; None where a round cannot be traced."""
+    engine, fixed = server.engine, server.fixed
+
+    def round(numbers: PyTree) -> Round:
+        made = algorithm if tracing.remake is None else tracing.remake(numbers)
+        return made.round if tracing.hosted is None else tracing.hosted.round
+
+    try:
+        script = listen(round, server, fixed, state, tracing.numbers, LONGEST)
+    except Exception:  # whatever is wrong is said where the round runs by itself
+        return None
+    notes = sum(one.size * (2 + len(jax.tree.leaves(one.like))) for one in script.exchanges)
+    length = max(1, min(LONGEST, _NOTES // max(1, notes)))
+    count = len(_variables(state))
+    rounds = script.draw(server, jax.random.key(0), 1, 1)
+    given = _Given(
+        state, tracing.numbers, [engine.data_for(part.layout) for part in script.exchanges], fixed,
+        as_inputs(server, rounds, length), jax.random.key(0), np.int32(1), np.int32(1),
+        np.zeros(count, jnp.result_type(float)), np.int32(1),
+    )  # fmt: skip
+    job = partial(_block, round, script, server, algorithm.residuals, measure, length)
+    try:
+        lowered = jax.jit(job).lower(given, np.int32(1))
+    except (TypeError, jax.errors.JAXTypeError):
+        return None
+    return _Compiled(script, length, lowered.compile())
+
+
+def _block(
+    round: Callable[[PyTree], Round],
+    script: Script,
+    server: Server,
+    channels: Any,
+    measure: Measure,
+    length: int,
+    given: _Given,
+    count: jax.Array,
+) -> tuple[PyTree, jax.Array, PyTree]:
+    """Run up to `count` rounds; return the state, how many were as usual, and the notes."""
+    step = round(given.numbers)
+
+    def one(k: jax.Array, state: PyTree) -> tuple[PyTree, jax.Array, PyTree]:
+        t = given.first + k
+        row = jax.tree.map(lambda a: a[k], given.drawn)
+        number = given.number + k * len(script.exchanges)
+        federation = Traced(server, given.fixed, script, given.data, row, number)
+        view, sums = _listened(federation, channels)
+        after = step(state, view, jax.random.fold_in(given.root, t))
+        norms = norms_of(after)
+        limit = given.limits * jnp.square(t.astype(norms.dtype))
+        usual = federation.enough & jnp.all(norms <= limit)
+        due = (t % given.every == 0) | (t == 1)
+        measured = _when(due, measure, sums)
+        return after, usual, (norms, measured, federation.notes)
+
+    def body(carry: PyTree) -> PyTree:
+        k, _, state, notes = carry
+        found = once(k, *jax.tree.leaves(state))
+        state, usual, found = jax.tree.unflatten(jax.tree.structure(like), found)
+        notes = jax.tree.map(lambda rows, row: rows.at[k].set(row), notes, found)
+        return k + usual.astype(jnp.int32), usual, state, notes
+
+    zero = jnp.zeros((), jnp.int32)
+    state = jax.tree.map(jnp.asarray, given.state)
+    closed, like = jax.make_jaxpr(one, return_shape=True)(zero, state)
+    once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
+    notes = jax.tree.map(lambda a: jnp.zeros((length, *a.shape), a.dtype), like[2])
+    carry = zero, jnp.ones((), bool), state, notes
+    k, _, state, notes = jax.lax.while_loop(
+        lambda carry: (carry[0] < count) & carry[1], body, carry
+    )
+    return state, k, notes
+
+
+def _listened(federation: Traced, channels: Any) -> tuple[Any, dict[str, PyTree]]:
+    """Return the federation, and where it puts the sums that are residuals."""
+    sums: dict[str, PyTree] = {}
+
+    def spy(client_step: Any, *rest: Any) -> PyTree:
+        found = federation.sum(client_step, *rest)
+        for name in channels.get(client_step.__name__, ""):
+            sums[name] = getattr(point_of(found), name)
+        return found
+
+    return View(federation, spy, federation.gather) if channels else federation, sums
+
+
+def _when(due: jax.Array, measure: Measure, sums: dict[str, PyTree]) -> PyTree:
+    """Return what `measure` returns if that is due, else zeros."""
+    if not sums:
+        return ()
+    like = jax.eval_shape(measure, sums)
+    return jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
+
+
+def norms_of(state: PyTree) -> jax.Array:
+    """Return the norms of a state's variables."""
+    return jnp.stack([jnp.sqrt(trees.squared_norm(z)).astype(float) for z in _variables(state)])
+
+
+def _variables(state: PyTree) -> list[PyTree]:
+    """Return x, y and v of a state, as far as it has them."""
+    return [getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)]

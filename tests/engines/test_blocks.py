@@ -1,0 +1,261 @@
+"""Rounds in blocks: the same numbers, ledger and history as one round at a time."""
+
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simfbo import Gate, Ledger, Point, SimulatedFederation, aggregation, algorithms, run
+from simfbo.algorithms import simfbo
+from simfbo.core.federation import Algorithm
+from simfbo.core.keys import Purpose, host_rng
+from simfbo.core.local_work import constant, fixed, momentum, uniform
+from simfbo.core.privacy import Privacy, private
+from simfbo.core.sampling import Cohort, drop_out, with_replacement, without_replacement
+from simfbo.engines import blocks
+from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.runs.verdict import measured
+from simfbo.tasks import quadratic
+
+TASK = quadratic(clients=6, dim_x=2, dim_y=3, samples=4, noise=0.3, batch_size=2, seed=4)
+STEPS = Point(x=0.05, y=0.2, v=0.1)
+METHODS = {
+    "simfbo": simfbo(TASK.problem, STEPS, radius=10.0),
+    "shrofbo": algorithms.shrofbo(TASK.problem, STEPS),
+    "fednest": algorithms.fednest(TASK.problem, STEPS, neumann_terms=2),
+    "fednest released": algorithms.fednest(TASK.problem, STEPS, 1, 2, mode="as_released"),
+    "lfednest": algorithms.lfednest(TASK.problem, STEPS),
+    "fedbio": algorithms.fedbio(TASK.problem, STEPS, radius=5.0),
+    "memfbo": algorithms.memfbo(TASK.problem, STEPS),
+    "fedavg": algorithms.fedavg(TASK.problem, 0.2),
+}
+WORLDS = {
+    "everyone": {},
+    "sampled": {"sampler": without_replacement(3), "local_work": uniform(1, 3, every_round=True)},
+    "replaced": {"sampler": with_replacement(4), "local_work": constant(2, momentum(0.5))},
+    "faulty": {"local_work": fixed([1, 2, 3, 1, 2, 3]), "absence": drop_out(0.3)},
+    "robust": {"aggregators": Point(*[aggregation.median()] * 3), "gate": Gate(max_norm=2.0)},
+}
+PAIRS = [("simfbo", world) for world in WORLDS]
+PAIRS += [(name, "sampled") for name in METHODS if name not in ("simfbo", "fedbio")]
+PAIRS += [("fedbio", "faulty"), ("fednest released", "faulty")]
+CLOCKS = ("seconds", "cpu_seconds")
+
+
+def go(algorithm, federation, rounds=6, **options):
+    options = {"evaluate": TASK.evaluate, "every": 4, "seed": 3, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a robust world most clients are refused
+        return run(algorithm, federation, TASK.x0, TASK.y0, rounds=rounds, **options)
+
+
+def made(world, strategy="batches"):
+    return SimulatedFederation(TASK.data, strategy=strategy, **WORLDS[world])
+
+
+def prepared(algorithm, federation):
+    return blocks.prepare(algorithm, federation, algorithm.init(TASK.x0, TASK.y0), measured)
+
+
+def kept(history):
+    """Return a history's lines without what the clock says and without metrics."""
+    records = [
+        {key: a for key, a in record.items() if key not in CLOCKS and "error" not in key
+         and "grad" not in key}
+        for record in history.records
+    ]  # fmt: skip
+    said = [{**line, "text": None} for line in history.refusals]
+    return records, said, history.end
+
+
+@pytest.mark.parametrize(("name", "world"), PAIRS)
+def test_blocks_are_rounds_in_lanes(name, world):
+    """State to rounding; ledger, records and refusals exactly."""
+    algorithm, one, many = METHODS[name], made(world, "lanes"), made(world)
+    assert prepared(algorithm, one) is None
+    assert prepared(algorithm, many) is not None
+    expected, found = go(algorithm, one), go(algorithm, many)
+    for got, want in zip(jax.tree.leaves(found.state), jax.tree.leaves(expected.state)):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+    assert many.ledger == one.ledger
+    assert kept(found) == kept(expected)
+    assert many.memory == one.memory
+    if expected.verdict is not None:
+        for key in expected.verdict.keys() - {"text", "converged"}:
+            np.testing.assert_allclose(found.verdict[key], expected.verdict[key], rtol=1e-8)
+
+
+@pytest.mark.parametrize("world", ["sampled", "faulty"])
+def test_how_a_run_is_cut_changes_no_bit(world):
+    algorithm, federation = METHODS["simfbo"], made(world)
+    whole = go(algorithm, federation, rounds=12, every=12)
+    federation.ledger = Ledger()
+    one_by_one = go(algorithm, federation, rounds=12, every=12, on_round=lambda t, record: None)
+    federation.ledger = Ledger()
+    in_threes = go(algorithm, federation, rounds=12, every=3)
+    for other in (one_by_one, in_threes):
+        for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(other.state)):
+            np.testing.assert_array_equal(a, b)
+        assert other.refusals == whole.refusals
+        assert other.verdict == whole.verdict
+
+
+def test_callbacks():
+    """`on_round` follows every round, `on_progress` the last of a block."""
+    algorithm, every, some = METHODS["simfbo"], [], []
+    go(algorithm, made("everyone"), on_round=lambda t, record: every.append(t))
+    go(algorithm, made("everyone"), on_progress=lambda t, record: some.append((t, bool(record))))
+    assert every == list(range(7))
+    assert some == [(0, True), (1, False), (4, True), (6, True)]
+
+
+def test_a_run_may_end_before_its_last_round():
+    history = go(METHODS["simfbo"], made("everyone"), rounds=40, until=lambda rows: len(rows) == 3)
+    assert [record["round"] for record in history.records] == [0, 4, 8]
+    assert history.end == {"status": "finished"}
+    assert history.verdict is not None
+
+
+# What needs the host
+
+
+def host_key(state, federation, key):
+    """Draw a cohort by a key that depends on the state."""
+    key = jax.random.fold_in(key, (1000 * jnp.abs(state.y[0])).astype(jnp.int32))
+    return METHODS["simfbo"].round(state, federation, key)
+
+
+HOST = {
+    "draws on the host": (algorithms.aggitd(TASK.problem, STEPS, lower_rounds=2), {}),
+    "chains": (algorithms.fedmbo(TASK.problem, STEPS), {"sampler": with_replacement(3)}),
+    "automatic gate": (METHODS["simfbo"], {"gate": Gate(max_norm="auto")}),
+    "lanes": (METHODS["simfbo"], {"strategy": "lanes"}),
+    "keys from the state": (
+        METHODS["simfbo"]._replace(round=host_key), {"sampler": without_replacement(3)},
+    ),
+    "weights in Python": (private(METHODS["simfbo"], Privacy()), {}),
+    "rho of a cohort": (
+        METHODS["shrofbo"],
+        {"sampler": without_replacement(3), "local_work": uniform(1, 2, assigned=False)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_what_needs_the_host_runs_one_by_one(name):
+    algorithm, world = HOST[name]
+    federation = SimulatedFederation(TASK.data, **world)
+    assert prepared(algorithm, federation) is None
+    assert go(algorithm, federation, rounds=2).end == {"status": "finished"}
+
+
+def test_secret_cohorts_need_the_host():
+    federation = made("sampled")
+    federation.secret = True
+    assert prepared(METHODS["simfbo"], federation) is None
+
+
+def test_a_replaced_round_is_the_one_that_runs():
+    """What is known of an algorithm's own round does not hold for another."""
+    still = METHODS["simfbo"]._replace(round=lambda state, federation, key: state)
+    assert not np.any(go(still, made("everyone")).state.y)
+
+
+# Unusual rounds
+
+
+def test_too_few_replies_in_a_block():
+    """The run ends in the round in which it would have ended one by one."""
+
+    def absence(key, ids):
+        return host_rng(key, Purpose.DROP_OUT).random(6)[ids] < 0.5
+
+    ends, ledgers = [], []
+    for strategy in ("lanes", "batches"):
+        world = {"gate": Gate(min_replies=2), "absence": absence, "strategy": strategy}
+        federation = SimulatedFederation(TASK.data, **world)
+        history = go(METHODS["simfbo"], federation, rounds=60, every=60)
+        ends.append((history.end, [r["round"] for r in history.records], len(history.refusals)))
+        ledgers.append(federation.ledger)
+    assert ends[0][0]["status"] == "starved"
+    assert ends[0] == ends[1]
+    assert ledgers[0] == ledgers[1]
+
+
+@pytest.mark.parametrize("explosion", [1e6, 1e-2])
+def test_divergence_in_a_block(explosion):
+    steep = simfbo(TASK.problem, Point(x=3.0, y=3.0, v=3.0))
+    ends = []
+    for strategy in ("lanes", "batches"):
+        federation = made("everyone", strategy)
+        history = go(steep, federation, rounds=400, every=400, explosion=explosion)
+        history.end.pop("reason")
+        ends.append((history.end, [r["round"] for r in history.records]))
+    assert ends[0][0]["status"] == "diverged"
+    assert ends[0] == ends[1]
+
+
+def test_cohorts_of_another_size_end_a_block():
+    def sampler(key, p):
+        rng = host_rng(key, Purpose.COHORT)
+        size = 3 if rng.random() < 0.7 else 2
+        return Cohort(np.sort(rng.choice(6, size, replace=False)), np.full(size, 1 / size))
+
+    states = []
+    for strategy in ("lanes", "batches"):
+        federation = SimulatedFederation(TASK.data, sampler, strategy=strategy)
+        states.append(go(METHODS["simfbo"], federation, rounds=12, every=12).state)
+    for a, b in zip(*map(jax.tree.leaves, states)):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_a_sampler_that_counts_is_asked_every_time():
+    def world():
+        turn = itertools.count()
+        ids = [np.array([0, 1]), np.array([2, 3])]
+        return lambda key, p: Cohort(ids[next(turn) % 2], np.full(2, 0.5))
+
+    assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, world())) is not None
+    federation = SimulatedFederation(TASK.data, world())
+    assert blocks.Server.of(federation).cohort is None
+
+
+# Programs
+
+
+def test_step_sizes_are_inputs_of_a_block():
+    before = len(PROGRAMS.compiled)
+    task = quadratic(clients=3, dim_x=2, dim_y=2, seed=9)
+    for step in (0.1, 0.2, 0.3):
+        algorithm = simfbo(task.problem, Point(x=0.05, y=step, v=0.1))
+        federation = SimulatedFederation(task.data)
+        history = run(algorithm, federation, task.x0, task.y0, rounds=3)
+        lanes = SimulatedFederation(task.data, strategy="lanes")
+        expected = run(algorithm, lanes, task.x0, task.y0, rounds=3)
+        np.testing.assert_allclose(history.state.y, expected.state.y, rtol=1e-10)
+    assert len(PROGRAMS.compiled) - before == 2  # a block, and the client step in lanes
+
+
+def test_an_algorithm_of_ones_own():
+    """Without a word about how it is compiled; it compares a step size with something."""
+
+    def own(step):
+        client_step = METHODS["simfbo"].client_steps[0]
+
+        def round(state, federation, key):
+            d = federation.sum(client_step, state, federation.cohort(key), key, STEPS)
+            return jax.tree.map(lambda z, d: z - (step if step > 0.1 else 0.1) * d, state, d)
+
+        def init(x, y):
+            return Point(jnp.asarray(x), jnp.asarray(y), jnp.zeros_like(jnp.asarray(y)))
+
+        return Algorithm("own", init, round, (client_step,))
+
+    for step in (0.05, 0.2):
+        federation = made("everyone")
+        assert prepared(own(step), federation) is not None
+        expected = go(own(step), made("everyone", "lanes")).state
+        np.testing.assert_allclose(go(own(step), federation).state.y, expected.y, rtol=1e-10)
