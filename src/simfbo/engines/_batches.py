@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from simfbo.core import watch
+from simfbo.core import trees, watch
 from simfbo.core.data import ClientData, FederatedData, OwnSplit, Split
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import squared_norms, within
@@ -46,18 +46,25 @@ class Layout(NamedTuple):
     mesh: Mesh | None = None
 
 
-def layout_for(size: int, numbers: int, whole: bool, mesh: Mesh | None, chunk: int | None) -> Layout:
+def layout_for(
+    size: int, numbers: int, whole: bool, mesh: Mesh | None, chunk: int | None
+) -> Layout:
     """Return how to compute a cohort.
 
     Args:
-        size: clients in the cohort; with several devices, the most that one of them computes.
+        size: clients in the cohort.
         numbers: that a client's step reads and writes.
         whole: whether the cohort is everyone.
         mesh: the devices.
         chunk: clients computed side by side; by default as many as the memory is good for.
     """
-    most = chunk or max(1, _room() // max(1, numbers))
-    chunks = -(-size // most)
+    devices = 1 if mesh is None else mesh.size
+    share, most = -(-size // devices), chunk or max(1, _room() // max(1, numbers))
+    if whole:
+        chunks = -(-share // most)
+        return Layout(-(-share // chunks), chunks, whole, mesh)
+    # Of a sampled cohort one device may have to compute everybody.
+    chunks = -(-size // min(share, most))
     return Layout(-(-size // chunks), chunks, whole, mesh)
 
 
@@ -147,7 +154,7 @@ def _computed(
 
     def step(carry: PyTree, c: Any) -> tuple[PyTree, PyTree]:
         total, probes = carry
-        positions, messages, squares, ok = cohort.chunk(c)
+        positions, (messages, squares, ok) = cohort.chunk(c)
         if stacked:
             own = messages
         else:
@@ -215,16 +222,25 @@ class _Cohort:
         client = Client(data, plan, self._in.eta, key)
         return as_message(self._step, self._step(payload, client))
 
-    def chunk(self, c: Any) -> tuple[Any, PyTree, jax.Array, jax.Array]:
-        """Return positions, messages, squared norms and admissions of a chunk of clients.
+    def chunk(self, c: Any) -> tuple[Any, PyTree]:
+        """Return the positions of a chunk of clients, and what they send; see `_sent`."""
+        chunk, (_, chunks, whole, mesh) = self._layout.chunk, self._layout
+        positions = self._positions
+        if chunks > 1:
+            positions = jax.lax.dynamic_slice_in_dim(jnp.asarray(positions), c * chunk, chunk)
+        if mesh is None or whole:
+            return positions, self._sent(positions, c)
+        # A device may hold none of a sampled cohort, or all of it: most chunks are empty.
+        like = jax.eval_shape(self._sent, positions, 0)
+        return positions, jax.lax.cond(
+            jnp.any(positions < self._size),
+            lambda: self._sent(positions, c),
+            lambda: trees.zeros_like(like),
+        )
 
-        Messages that do not count are zero.
-        """
+    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, jax.Array, jax.Array]:
+        """Return messages, squared norms and admissions; messages that do not count are zero."""
         chunk, size = self._layout.chunk, self._size
-        if self._layout.chunks == 1:
-            positions = self._positions
-        else:
-            positions = jax.lax.dynamic_slice_in_dim(jnp.asarray(self._positions), c * chunk, chunk)
         safe = np.minimum if isinstance(positions, np.ndarray) else jnp.minimum
         at = safe(positions, size - 1)
         if chunk == 1:
@@ -234,7 +250,8 @@ class _Cohort:
         present = jnp.asarray(self._in.present)[at] & jnp.asarray(positions < size)
         squares = jnp.where(present[:, None], jax.vmap(squared_norms)(z), 0.0)
         ok = jax.vmap(within, (0, None))(squares, self._in.limit) & present
-        return positions, jax.tree.map(lambda a: jnp.where(_column(ok, a), a, jnp.zeros_like(a)), z), squares, ok
+        z = jax.tree.map(lambda a: jnp.where(_column(ok, a), a, jnp.zeros_like(a)), z)
+        return z, squares, ok
 
     def _batch(self, at: Any, c: Any) -> PyTree:
         """Return the messages of the clients at some positions, computed side by side."""

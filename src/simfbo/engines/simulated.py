@@ -125,10 +125,9 @@ class SimulatedFederation(Engine):
         if self.strategy == "auto" and large and size > 1 and self.mesh is None:
             return None
         whole = size == n and is_everyone(call.cohort.ids, n)
-        if self.mesh is not None:
-            size = min(size, -(-n // self.mesh.size))
-        chunk = self.chunk or (1 if large else None)
-        return _batches.layout_for(size, cost.numbers, whole, self.mesh, chunk)
+        return _batches.layout_for(
+            size, cost.numbers, whole, self.mesh, self.chunk or (1 if large else None)
+        )
 
     def data_for(self, layout: Layout | None) -> Any:
         """Return the clients' data as a program of this layout takes it."""
