@@ -7,6 +7,7 @@ the sums are added up between them. It runs by itself, one exchange at a time, o
 of a block of rounds (`blocks`).
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -136,6 +137,14 @@ def compute(
     )(inputs)  # fmt: skip
 
 
+class _Sums(NamedTuple):
+    """What chunks of clients add up to."""
+
+    total: PyTree
+    square: jax.Array
+    probes: jax.Array
+
+
 def _computed(
     client_step: ClientStep,
     like: PyTree,
@@ -145,47 +154,59 @@ def _computed(
     axis: str | None,
 ) -> Found:
     """Compute this device's clients, and add up what all devices found."""
-    size, chunk = len(inputs.places), layout.chunk
-    cohort = _Cohort(client_step, inputs, layout, axis)
-    total = None if stacked else zeros_for(size, False, like)
+    size, cohort = len(inputs.places), _Cohort(client_step, inputs, layout, axis)
     probe = watch.probe_of(like, size)
     probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
     small = axis is None and layout.chunks == 1 and len(probes) == size
 
-    def step(carry: PyTree, c: Any) -> tuple[PyTree, PyTree]:
-        total, probes = carry
-        positions, (messages, squares, ok) = cohort.chunk(c)
-        if stacked:
-            own = messages
-        else:
-            own, weights = None, inputs.weights[jnp.minimum(positions, size - 1)]
-            total = jax.tree.map(lambda t, rows: t + _weighted(weights, rows), total, messages)
+    def probed(messages: PyTree, positions: Any, probes: jax.Array) -> jax.Array:
         if small:
-            probes = jax.vmap(lambda z: watch.take(probe, z))(messages)
-        else:
-            rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
-            probes = _probed(probe, probes, messages, rows)
-        return (total, probes), (own, squares, ok, positions)
+            return jax.vmap(lambda z: watch.take(probe, z))(messages)
+        rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
+        return _probed(probe, probes, messages, rows)
 
+    def looked_at(messages: PyTree, positions: Any, probes: jax.Array) -> tuple[Any, Any]:
+        """Return squared norms and probes, where somebody looks at them."""
+
+        def look() -> tuple[Any, Any]:
+            return jax.vmap(squared_norms)(messages), probed(messages, positions, probes)
+
+        nothing = jnp.zeros((layout.chunk, len(jax.tree.leaves(like)))), probes
+        return jax.lax.cond(inputs.look, look, lambda: nothing)
+
+    def step(sums: _Sums, c: Any) -> tuple[_Sums, PyTree]:
+        positions, (messages, squares, ok) = cohort.chunk(c)
+        total, square, probes = sums
+        if not stacked:
+            own = jax.tree.map(partial(_weighted, cohort.weights(positions)), messages)
+            total = own if total is None else trees.add(total, own)
+        if ok is None:
+            square = square + jnp.sum(squared_norms(messages))
+            squares, probes = looked_at(messages, positions, probes)
+        else:
+            probes = probed(messages, positions, probes)
+        return _Sums(total, square, probes), (messages if stacked else (), squares, ok, positions)
+
+    sums = _Sums(None, jnp.zeros(()), probes)
     if layout.chunks == 1:
-        (total, probes), rows = step((total, probes), 0)
+        sums, rows = step(sums, 0)
     else:
+        total = () if stacked else zeros_for(size, False, like)
         steps = jnp.arange(layout.chunks, dtype=jnp.int32)
-        (total, probes), rows = jax.lax.scan(step, (total, probes), steps)
+        sums, rows = jax.lax.scan(step, sums._replace(total=total), steps)
         rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
-    own, squares, ok, positions = rows
-    ordered = (own, squares, ok)
-    if axis is None:
-        if layout.chunks * chunk != size:
-            ordered = jax.tree.map(lambda a: a[:size], ordered)
-    else:
-        ordered = jax.tree.map(
+    *rows, positions = rows
+    if axis is not None:
+        rows = jax.tree.map(
             lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype).at[positions].set(a, mode="drop"),
-            ordered,
+            rows,
         )
-        total, probes, ordered = jax.lax.psum((total, probes, ordered), axis)
-    own, squares, ok = ordered
-    return Found(own if stacked else total, squares, ok, probes)
+        sums, rows = jax.lax.psum((sums, rows), axis)
+    elif layout.chunks * layout.chunk != size:
+        rows = jax.tree.map(lambda a: a[:size], rows)
+    messages, squares, ok = rows
+    total = messages if stacked else sums.total
+    return Found(total, squares, ok, sums.probes, jnp.isfinite(sums.square))
 
 
 class _Cohort:
@@ -238,8 +259,18 @@ class _Cohort:
             lambda: trees.zeros_like(like),
         )
 
-    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, jax.Array, jax.Array]:
-        """Return messages, squared norms and admissions; messages that do not count are zero."""
+    def weights(self, positions: Any) -> Any:
+        """Return the weights of the clients at some positions; zero for padding."""
+        weights = jnp.asarray(self._in.weights)
+        if isinstance(positions, np.ndarray) and len(positions) == self._size:
+            return weights
+        return jnp.where(positions < self._size, weights[jnp.minimum(positions, self._size - 1)], 0)
+
+    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, Any, Any]:
+        """Return messages, squared norms and admissions; messages that do not count are zero.
+
+        Where only what is not finite is refused, which shows in the sum, messages are all.
+        """
         chunk, size = self._layout.chunk, self._size
         safe = np.minimum if isinstance(positions, np.ndarray) else jnp.minimum
         at = safe(positions, size - 1)
@@ -247,6 +278,8 @@ class _Cohort:
             z = jax.tree.map(lambda a: a[None], self.message(*self.slot(at[0])))
         else:
             z = self._batch(at, c)
+        if self._in.present is None:
+            return z, None, None
         present = jnp.asarray(self._in.present)[at] & jnp.asarray(positions < size)
         squares = jnp.where(present[:, None], jax.vmap(squared_norms)(z), 0.0)
         ok = jax.vmap(within, (0, None))(squares, self._in.limit) & present
@@ -286,6 +319,8 @@ def _column(ok: jax.Array, like: jax.Array) -> jax.Array:
 
 def _weighted(weights: jax.Array, rows: jax.Array) -> jax.Array:
     """Return the weighted sum of the clients' arrays."""
+    if len(rows) == 1:
+        return weights[0].astype(rows.dtype) * rows[0]
     return jnp.tensordot(weights.astype(rows.dtype), rows, 1, precision="highest")
 
 

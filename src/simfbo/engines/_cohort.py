@@ -30,7 +30,9 @@ class Inputs(NamedTuple):
         weights: of the messages.
         plan: local work; without a leading axis where all clients have the same.
         eta: the clients' step sizes.
-        present: who replies.
+        present: who replies; None where everybody does, and only what is not finite is refused.
+            Then it is enough to know whether there is any such message.
+        look: whether squared norms and probes are wanted, where `present` is None.
         limit: the gate's; None for an open one.
         window: the first position whose message is probed.
         key: of the exchange.
@@ -44,7 +46,8 @@ class Inputs(NamedTuple):
     weights: Rows
     plan: LocalPlan
     eta: Point[PyTree]
-    present: Rows
+    present: Rows | None
+    look: Any
     limit: Any
     window: Any
     key: jax.Array
@@ -56,11 +59,13 @@ class Found(NamedTuple):
     Attributes:
         total: the weighted sum of the messages that passed the gate, or all of them, stacked.
         squares: the squared norms of all messages, by position and leaf.
-        passed: which of them passed the gate.
+        passed: which of them passed the gate; None for all of them.
         probes: what is compared of some (`simfbo.core.watch`).
+        finite: whether all messages are finite, where `passed` is None.
     """
 
     total: PyTree
     squares: jax.Array
-    passed: jax.Array
+    passed: Any
     probes: jax.Array
+    finite: Any = True

@@ -22,7 +22,6 @@ class Fixed(NamedTuple):
     Attributes:
         weights: of the cohort.
         tau: local steps, of all clients or, where they are equal, of each.
-        present: who of the cohort replies.
         rho: the mean of ||a_i||_1, where the server knows it.
         ids: the clients' numbers, where these are not their places.
         limit: the gate's.
@@ -30,7 +29,6 @@ class Fixed(NamedTuple):
 
     weights: Any
     tau: Any
-    present: Any
     rho: Any
     ids: Any
     limit: Any
@@ -87,11 +85,21 @@ class Server(NamedTuple):
         return Fixed(
             weights=None if self.cohort is None else np.asarray(self.cohort.weights),
             tau=tau,
-            present=None if self.absent is None else ~self.absent,
             rho=np.asarray(engine.mean_norm(jax.random.key(0))) if known else None,
             ids=None if np.array_equal(ids, np.arange(len(ids))) else ids,
             limit=number_of(limit_of(engine.gate)),
         )
+
+    @property
+    def masked(self) -> bool:
+        """Return whether who counts must be found out client by client.
+
+        Otherwise everybody replies, and the gate refuses only what is not finite: a message of that
+        kind shows in the sum of squares, and makes a round unusual.
+        """
+        rules = self.engine.gate
+        few = rules.min_replies > len(self.example.ids)
+        return self.absent is None or rules.max_norm is not None or rules.open or few
 
     @property
     def form(self) -> Any:
@@ -100,7 +108,8 @@ class Server(NamedTuple):
         ids = None if self.cohort is None else self.cohort.ids.tobytes()
         rules = engine.gate.min_replies, engine.aggregators
         how = engine.strategy, engine.chunk, engine.mesh, engine.n, len(self.example.ids)
-        return ids, work.tau_max, work.rule, work.assigned, rules, how
+        drawn = self.absent is None, self.masked
+        return ids, work.tau_max, work.rule, work.assigned, rules, how, drawn
 
     def plan(self, tau: Any) -> LocalPlan:
         """Return the plan for numbers of local steps."""

@@ -21,7 +21,7 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines import _batches
 from simfbo.engines._batches import Layout
-from simfbo.engines._cohort import Inputs
+from simfbo.engines._cohort import Found, Inputs
 from simfbo.engines._server import Fixed, Row, Server
 from simfbo.engines.base import Call
 
@@ -279,7 +279,14 @@ class Traced(_Common):
     """Computes the exchanges of one round."""
 
     def __init__(
-        self, server: Server, fixed: Fixed, script: Script, data: list[Any], row: list[Any], number: Any
+        self,
+        server: Server,
+        fixed: Fixed,
+        script: Script,
+        data: list[Any],
+        row: list[Any],
+        number: Any,
+        looks: jax.Array,
     ) -> None:
         """Take the server, the script, and what the round needs.
 
@@ -290,12 +297,13 @@ class Traced(_Common):
             data: the clients' data, by exchange.
             row: what was drawn for this round, by event.
             number: of its first exchange.
+            looks: which exchanges are looked at.
         """
         super().__init__(server, fixed)
-        self._script, self._data, self._number = script, data, number
+        self._script, self._data, self._number, self._looks = script, data, number, looks
         self._drawn = iter(row) if script.events else None
         self.notes: list[Noted] = []
-        self.enough: Any = jnp.ones((), bool)
+        self.usual: Any = jnp.ones((), bool)
 
     def _next(self) -> Any:
         return None if self._drawn is None else next(self._drawn)
@@ -317,26 +325,35 @@ class Traced(_Common):
     def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
             eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        total, passed, factor, stacked = self._exchange(client_step, payload, cohort, key, eta)
+        found, factor, stacked = self._exchange(client_step, payload, cohort, key, eta)
         if stacked:
-            weights = jnp.where(passed, factor * jnp.asarray(cohort.weights, float), 0.0)
-            return aggregation.combine(self.engine.aggregators, total, weights)
-        return trees.scale(factor, total)
+            weights = jnp.asarray(cohort.weights, float)
+            if found.passed is not None:
+                weights = jnp.where(found.passed, factor * weights, 0.0)
+            return aggregation.combine(self.engine.aggregators, found.total, weights)
+        return _scaled(factor, found.total)
 
     def gather(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
                eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
         """Return the cohort's messages, stacked; see `Federation`."""
-        total, _, factor, _ = self._exchange(client_step, payload, cohort, key, eta)
-        return trees.scale(factor, total)
+        found, factor, _ = self._exchange(client_step, payload, cohort, key, eta)
+        return _scaled(factor, found.total)
 
     def _exchange(
-        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Point[PyTree]
-    ) -> tuple[PyTree, jax.Array, jax.Array, bool]:
-        """Compute one exchange."""
+        self,
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        eta: Point[PyTree],
+    ) -> tuple[Found, Any, bool]:
+        """Compute one exchange; return what was found, the factor, and whether it is stacked."""
         e = len(self.notes)
         one, fixed, server = self._script.exchanges[e], self.fixed, self.server
         tau, present = self._next() or (None, None)
-        places, number = cohort.ids, self._number + e
+        if present is None and server.masked:
+            present = np.ones(one.size, bool)
+        places = cohort.ids
         inputs = Inputs(
             payload=payload,
             data=self._data[e],
@@ -346,22 +363,31 @@ class Traced(_Common):
             weights=jnp.asarray(cohort.weights),
             plan=server.plan(self._tau(places) if tau is None else tau),
             eta=as_sizes(eta),
-            present=fixed.present if present is None else present,
+            present=present,
+            look=self._looks[e],
             limit=fixed.limit,
-            window=watch.window_start(one.size, number),
+            window=watch.window_start(one.size, self._number + e),
             key=key,
         )
         found = _batches.compute(client_step, one.like, one.stacked, one.layout, inputs)
         self.notes.append(Noted(found.squares, found.passed, found.probes))
-        admitted = jnp.sum(found.passed.astype(jnp.int32))
-        self.enough &= admitted >= max(1, self.engine.gate.min_replies)
-        factor = one.size / jnp.maximum(1, admitted).astype(float)
-        self.latest = _Factor(factor)
-        return found.total, found.passed, factor, one.stacked
+        self.usual &= found.finite
+        factor = None
+        if found.passed is not None:
+            admitted = jnp.sum(found.passed.astype(jnp.int32))
+            self.usual &= admitted >= max(1, self.engine.gate.min_replies)
+            factor = one.size / jnp.maximum(1, admitted).astype(float)
+        self.latest = _Factor(1.0 if factor is None else factor)
+        return found, factor, one.stacked
 
     def _tau(self, places: Any) -> Any:
         tau = jnp.asarray(self.fixed.tau)
         return tau if tau.ndim == 0 else tau[places]
+
+
+def _scaled(factor: Any, tree: PyTree) -> PyTree:
+    """Return a tree times a factor, of which None stands for one."""
+    return tree if factor is None else trees.scale(factor, tree)
 
 
 def as_sizes(eta: Point[PyTree]) -> Point[PyTree]:

@@ -11,8 +11,10 @@ same. A round in which something unusual happens (too few replies, a variable th
 the block before it, and the runner does it again on the host.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +52,7 @@ class _Given(NamedTuple):
         root: the key that those of rounds are folded from.
         number: of the first exchange.
         first: the number of the first round.
+        looks: which exchanges are looked at, by round.
         limits: of the norms, to be multiplied by the square of a round's number.
         every: rounds between two that are measured.
     """
@@ -62,16 +65,18 @@ class _Given(NamedTuple):
     root: jax.Array
     number: Any
     first: Any
+    looks: Any
     limits: Any
     every: Any
 
 
 class _Compiled(NamedTuple):
-    """What a block does: the script of its rounds, how many it can hold, and the program."""
+    """What a block does: the script of its rounds, how many it can hold, program and notes."""
 
     script: Script
     length: int
     program: Program
+    notes: "_Notes"
 
 
 class Outcome(NamedTuple):
@@ -80,7 +85,7 @@ class Outcome(NamedTuple):
     Attributes:
         state: after its last round.
         done: rounds completed; fewer than asked for where the next one is unusual.
-        norms: of x, y and v, as far as there are, after every round.
+        norms: of x, y and v, as far as there are, after the last round.
         measured: what `measure` returned, by round.
         exchanges: what is known of every exchange, by round.
         drawn: what the server drew, by round.
@@ -102,7 +107,7 @@ class Blocks:
     ) -> None:
         """Take the engine, the algorithm's step sizes, and what was compiled for both."""
         self._engine, self._numbers, self._server = engine, numbers, server
-        self._script, self.length, self._program = compiled
+        self._script, self.length, self._program, self._notes = compiled
         self._fixed = server.fixed
         self._data = [engine.data_for(one.layout) for one in self._script.exchanges]
 
@@ -124,19 +129,25 @@ class Blocks:
         rounds = script.draw(self._server, root, first, count)
         count = len(rounds) if script.events else count
         if not count:
-            return Outcome(state, 0, np.zeros((0, len(limits))), (), [], [])
+            return Outcome(state, 0, np.zeros(len(limits)), (), [], [])
+        number = self._engine.ledger.total.rounds + 1
         given = _Given(
             state, self._numbers, self._data, self._fixed,
-            as_inputs(self._server, rounds, self.length), root,
-            np.int32(self._engine.ledger.total.rounds + 1), np.int32(first),
-            np.asarray(limits, jnp.result_type(float)), np.int32(every),
+            as_inputs(self._server, rounds, self.length), root, np.int32(number), np.int32(first),
+            self._looks(number), np.asarray(limits, jnp.result_type(float)), np.int32(every),
         )  # fmt: skip
-        after, done, notes = self._program(given, np.int32(count))
+        after, done, norms, notes = self._program(given, np.int32(count))
         if (done := int(done)) < count:  # `after` is the state after an unusual round
-            after = self._program(given, np.int32(done))[0] if done else state
-        norms, measured, exchanges = notes
-        norms = np.asarray(norms, float)[:done]
-        return Outcome(after, done, norms, measured, exchanges, rounds[:done])
+            again = self._program(given, np.int32(done))
+            after, norms = (again[0], again[2]) if done else (state, norms)
+        measured, exchanges = self._notes.unpacked(np.asarray(notes)[:done])
+        return Outcome(after, done, np.asarray(norms, float), measured, exchanges, rounds[:done])
+
+    def _looks(self, first: int) -> np.ndarray:
+        """Return which exchanges are looked at, by round."""
+        kinds = len(self._script.exchanges)
+        numbers = first + np.arange(self.length * kinds)
+        return watch.looks_at(numbers).reshape(self.length, kinds)
 
     def replay(self, outcome: Outcome) -> Iterator[int]:
         """Let the engine count and look at what came out of a block, round after round.
@@ -147,12 +158,11 @@ class Blocks:
         """
         engine, done = self._engine, outcome.done
         first, kinds = engine.ledger.total.rounds + 1, self._script.exchanges
-        numbers = first + np.arange(done * len(kinds)).reshape(done, len(kinds))
-        look = watch.looks_at(numbers)
+        look = self._looks(first)[:done]
         rows = [self._script.rows(drawn) for drawn in outcome.drawn]
-        notes = [Noted(*map(np.asarray, note)) for note in outcome.exchanges]
-        for e, (one, note) in enumerate(zip(kinds, notes, strict=True)):
-            look[:, e] |= ~note.passed[:done].all(1)
+        for e, (one, note) in enumerate(zip(kinds, outcome.exchanges, strict=True)):
+            if note.passed is not None:
+                look[:, e] |= ~(note.passed > 0).all(1)
             absent = self._server.absent
             silent = sum(int(row[e].absent.sum()) for row in rows)
             if absent is not None:
@@ -161,7 +171,7 @@ class Blocks:
             engine.ledger.record(one.name, asked, asked - silent, one.down, one.like, done)
         for k in np.flatnonzero(look.any(1)).tolist():
             for e in np.flatnonzero(look[k]).tolist():
-                self._look(notes[e], k, e, rows, int(numbers[k, e]))
+                self._look(outcome.exchanges[e], k, e, rows, first + k * len(kinds) + e)
             yield k
 
     def _look(self, note: Noted, k: int, e: int, rows: list[list[Row]], number: int) -> None:
@@ -173,7 +183,7 @@ class Blocks:
             assert server.cohort is not None
             row = server.draw_row(None, server.cohort)
         request = Request(number, one.name, row.cohort.ids, one.like)
-        found = Found((), *(part[k] for part in note))
+        found = Found((), *(None if part is None else part[k] for part in note))
         exchange = exchange_of(request, found, row.absent, engine.rules(one.name))
         engine.latest = exchange
         engine.refusals += exchange.refusals
@@ -242,14 +252,16 @@ def _build(
     given = _Given(
         state, tracing.numbers, [engine.data_for(part.layout) for part in script.exchanges], fixed,
         as_inputs(server, rounds, length), jax.random.key(0), np.int32(1), np.int32(1),
+        np.zeros((length, len(script.exchanges)), bool),
         np.zeros(count, jnp.result_type(float)), np.int32(1),
     )  # fmt: skip
-    job = partial(_block, round, script, server, algorithm.residuals, measure, length)
+    shapes: list[PyTree] = []
+    job = partial(_block, round, script, server, algorithm.residuals, measure, length, shapes)
     try:
         lowered = jax.jit(job).lower(given, np.int32(1))
     except (TypeError, jax.errors.JAXTypeError):
         return None
-    return _Compiled(script, length, lowered.compile())
+    return _Compiled(script, length, lowered.compile(), _Notes.of(shapes[-1]))
 
 
 def _block(
@@ -259,43 +271,79 @@ def _block(
     channels: Any,
     measure: Measure,
     length: int,
+    shapes: list[PyTree],
     given: _Given,
     count: jax.Array,
-) -> tuple[PyTree, jax.Array, PyTree]:
-    """Run up to `count` rounds; return the state, how many were as usual, and the notes."""
+) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+    """Run up to `count` rounds.
+
+    Returns:
+        The state, how many rounds were as usual, the norms after the last, and a row of notes for
+        every round. `shapes` receives what is in a row.
+    """
     step = round(given.numbers)
 
-    def one(k: jax.Array, state: PyTree) -> tuple[PyTree, jax.Array, PyTree]:
+    def one(k: jax.Array, state: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
         t = given.first + k
         row = jax.tree.map(lambda a: a[k], given.drawn)
         number = given.number + k * len(script.exchanges)
-        federation = Traced(server, given.fixed, script, given.data, row, number)
+        federation = Traced(server, given.fixed, script, given.data, row, number, given.looks[k])
         view, sums = _listened(federation, channels)
         after = step(state, view, jax.random.fold_in(given.root, t))
         norms = norms_of(after)
         limit = given.limits * jnp.square(t.astype(norms.dtype))
-        usual = federation.enough & jnp.all(norms <= limit)
+        usual = federation.usual & jnp.all(norms <= limit)
         due = (t % given.every == 0) | (t == 1)
-        measured = _when(due, measure, sums)
-        return after, usual, (norms, measured, federation.notes)
+        return after, usual, norms, (_when(due, measure, sums), federation.notes)
 
     def body(carry: PyTree) -> PyTree:
-        k, _, state, notes = carry
+        k, _, state, _, notes = carry
         found = once(k, *jax.tree.leaves(state))
-        state, usual, found = jax.tree.unflatten(jax.tree.structure(like), found)
-        notes = jax.tree.map(lambda rows, row: rows.at[k].set(row), notes, found)
-        return k + usual.astype(jnp.int32), usual, state, notes
+        state, usual, norms, found = jax.tree.unflatten(jax.tree.structure(like), found)
+        return k + usual.astype(jnp.int32), usual, state, norms, notes.at[k].set(flat(found))
 
     zero = jnp.zeros((), jnp.int32)
     state = jax.tree.map(jnp.asarray, given.state)
     closed, like = jax.make_jaxpr(one, return_shape=True)(zero, state)
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
-    notes = jax.tree.map(lambda a: jnp.zeros((length, *a.shape), a.dtype), like[2])
-    carry = zero, jnp.ones((), bool), state, notes
-    k, _, state, notes = jax.lax.while_loop(
+    notes = jnp.zeros((length, _Notes.of(like[3]).width))
+    carry = zero, jnp.ones((), bool), state, jnp.zeros_like(given.limits), notes
+    k, _, state, norms, notes = jax.lax.while_loop(
         lambda carry: (carry[0] < count) & carry[1], body, carry
     )
-    return state, k, notes
+    shapes.append(like[3])
+    return state, k, norms, notes
+
+
+def flat(tree: PyTree) -> jax.Array:
+    """Return all numbers of a tree, one after the other."""
+    leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+
+
+class _Notes(NamedTuple):
+    """The shape of what is to be known of a round: it comes as one row of numbers."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "_Notes":
+        """Return the shape of a tree."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(leaf.shape for leaf in leaves))
+
+    @property
+    def width(self) -> int:
+        """Return the numbers in a row."""
+        return sum(map(math.prod, self.shapes))
+
+    def unpacked(self, rows: np.ndarray) -> PyTree:
+        """Return the tree in rows of numbers; its leaves have the rows as their first axis."""
+        ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
+        parts = zip(pairwise(ends), self.shapes, strict=True)
+        leaves = [rows[:, a:b].reshape(len(rows), *shape) for (a, b), shape in parts]
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 def _listened(federation: Traced, channels: Any) -> tuple[Any, dict[str, PyTree]]:

@@ -159,6 +159,7 @@ class SimulatedFederation(Engine):
             plan=call.plan,
             eta=call.eta,
             present=~absent,
+            look=None,
             limit=number_of(limit_of(rules)),
             window=np.int32(watch.window_start(len(clients), number)),
             key=call.key,
@@ -197,7 +198,8 @@ def is_everyone(ids: np.ndarray, n: int) -> bool:
 
 def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate) -> Exchange:
     """Return the outcome of an exchange; only what is needed is copied from the device."""
-    squares, admitted = np.asarray(found.squares, float), np.asarray(found.passed) > 0
+    squares = np.asarray(found.squares, float)
+    admitted = ~absent if found.passed is None else np.asarray(found.passed) > 0
     refusals = _refusals(request, admitted, absent, squares, rules)
     probed = None
     if watch.looks_at(request.number):

@@ -345,14 +345,14 @@ def _several(job: _Job, at: Progress, pace: _Pace) -> _Step | None:
     refused, last, seen = 0, t + outcome.done - 1, at.residuals
     for k in blocks.replay(outcome):
         refused += _write(job, t + k)
-    found = jax.tree.map(np.asarray, outcome.measured)
     for r in filter(job.residuals.due, range(t, last + 1)):
-        seen = job.residuals.added(r, seen, jax.tree.map(lambda a, k=r - t: a[k], found))
+        found = jax.tree.map(lambda a, k=r - t: a[k], outcome.measured)
+        seen = job.residuals.added(r, seen, found)
     state = outcome.state
     if hosted is not None and not hosted.ahead(state):
         state = hosted.finish(state, job.federation, pace.key(last))
         refused += _write(job, last)
-    return _Step(last, state, outcome.norms[-1], seen, refused)
+    return _Step(last, state, outcome.norms, seen, refused)
 
 
 def _write(job: _Job, t: int) -> int:
