@@ -26,6 +26,23 @@ def quick_compilation(request):
         jax.config.update("jax_disable_most_optimizations", small)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--strategy", choices=("auto", "lanes", "batches"),
+        help="how the simulated engine computes clients, where a test does not say it",
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def strategy(request, monkeypatch):
+    """Let all tests run with one strategy, as in pytest --strategy lanes."""
+    if chosen := request.config.getoption("--strategy"):
+        from simfbo import SimulatedFederation
+
+        defaults = SimulatedFederation.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "strategy", chosen)
+
+
 @pytest.fixture
 def single_precision():
     """Run a test in float32, as users do."""

@@ -19,7 +19,7 @@ FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
 
 def configuration(*flags: str) -> RunConfig:
     """Return what `simfbo run` would run with these flags."""
-    return arguments.configuration(build_parser().parse_args(["run", *flags]))
+    return arguments.configuration(build_parser("run").parse_args(["run", *flags]))
 
 
 def complaint(overrides: dict, file=None) -> str:

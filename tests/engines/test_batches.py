@@ -157,7 +157,9 @@ def test_costs_are_counted_in_the_trace():
 
     jaxpr = jax.make_jaxpr(step)(jnp.ones((2, 3)), jnp.ones((3, 3)))
     assert cost_of(jaxpr.jaxpr).operations == 5 * 2 * 2 * 3 * 3
-    once = jax.make_jaxpr(lambda a: jax.lax.fori_loop(0, a[0, 0].astype(int), lambda i, c: c @ c, a))
+    once = jax.make_jaxpr(
+        lambda a: jax.lax.fori_loop(0, a[0, 0].astype(int), lambda i, c: c @ c, a)
+    )
     assert 2 * 3**3 <= cost_of(once(jnp.ones((3, 3))).jaxpr).operations < 2 * 2 * 3**3
 
 

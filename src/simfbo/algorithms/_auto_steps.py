@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from simfbo.algorithms import _pacing
 from simfbo.algorithms._common import Rule, drawn_directions, local_steps, once_per_problem
@@ -80,7 +81,7 @@ class AutoState(NamedTuple):
     pull: Any
     pace: Any
     window: Window
-    first: jax.Array
+    first: Any
     age: Any
     length: Any
     halvings: Any
@@ -159,7 +160,7 @@ def auto_steps(
         return _sizes(state.found, state.pull, state.pace, state.halvings, typical)
 
     def method(found: _Sizes) -> Algorithm:
-        if isinstance(found.gamma, jax.core.Tracer):
+        if isinstance(found.gamma, Tracer):
             return build(_plan(found, rules, rounds))
         key = tuple(map(float, found if plain else found._replace(x=np.zeros(()))))
         if key not in built:
@@ -171,7 +172,7 @@ def auto_steps(
         window = _pacing.opened(x, *_lower(base)[1:])
         zero, found, pace = np.zeros((), np.int32), _host([0.0] * 3), _host([0.0] * 2)
         return AutoState(
-            base, base, found, _host(0.0), pace, window, jnp.zeros(2), zero, zero, zero
+            base, base, found, _host(0.0), pace, window, _host([0.0] * 2), zero, zero, zero
         )
 
     def ahead(state: AutoState) -> int:
@@ -201,12 +202,12 @@ def auto_steps(
     def paced(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         """End a window, and set x's pace for the next."""
         length, rate = int(state.length), _curvature_of(state).rate
-        pace, most = map(float, state.pace)
+        pace, most = np.asarray(state.pace).tolist()
         window, found = _pacing.closed(
             state.window, _lower(state.anchor), _lower(state.base), length * rate
         )
         window = window._replace(index=np.asarray(window.index))
-        lag, turn = map(float, found)
+        lag, turn = np.asarray(found).tolist()
         if pace:
             early = int(window.index) * length < rounds / 2
             pace = _pacing.next_pace(pace, most, lag, turn, early)
@@ -228,9 +229,9 @@ def auto_steps(
         """Return the pace that moves y*(x) by its own length while y and v settle."""
         rate = _curvature_of(state).rate
         most = max(3, int(min(1 / rate, rounds / 20)))
-        u = jax.tree.map(lambda s, h: jnp.asarray(s, h.dtype) * jnp.sign(h), scale, pull)
+        u = jax.tree.map(lambda s, h: np.asarray(s * np.sign(h), h.dtype), scale, pull)
         moved = shift(tools, federation, state.x, state.y, u, key, most)
-        size = float(jnp.sqrt(trees.squared_norm(state.y)))
+        size = trees.host_norm(state.y)
         reach = size / moved if moved and size else 1.0  # x that does not act on y: nothing known
         return min(rate, 3 / math.sqrt(rounds)) * reach
 
@@ -246,7 +247,7 @@ def auto_steps(
             return state
         pull, y = _pull(hypergradient, federation, state, own, rules.y, key)
         count = sum(leaf.size for leaf in jax.tree.leaves(pull))
-        size = math.sqrt(float(trees.squared_norm(pull)) / count)
+        size = trees.host_norm(pull) / math.sqrt(count)
         settled = state._replace(base=state.base._replace(y=y))
         most = largest_pace(settled, pull, federation, key) if size else 0.0
         return state._replace(pull=_host(size), pace=_host([_PLAIN_START * most, most]))
@@ -286,8 +287,9 @@ class _Sizes(NamedTuple):
 @jax.jit
 def _sizes(found: Any, pull: Any, pace: Any, halvings: Any, typical: float) -> _Sizes:
     """Return the step sizes for what was measured."""
-    mu, L, work = found
-    L, work = jnp.where(L > 0, L, 1.0), jnp.where(work > 0, work, 1.0)  # zeros: nothing computed
+    mu, largest, work = found
+    L = jnp.where(largest > 0, largest, 1.0)  # zeros: nothing was computed
+    work = jnp.where(work > 0, work, 1.0)
     factor = 0.5 ** halvings.astype(L.dtype)
     rate = jnp.clip(jnp.sqrt(jnp.maximum(mu, 0.0) / L), LEAST_RATE, 1.0)
     x = jnp.where(pull > 0, pace[0] * typical / jnp.where(pull > 0, pull, 1.0), 0.0)
@@ -363,7 +365,7 @@ def _pull_of(state: AutoState, after: PyTree, sums: list[PyTree], step: Any) -> 
 
 
 @jax.jit
-def _per_step(before: PyTree, after: PyTree, step: Scalar) -> PyTree:
+def _per_step(before: PyTree, after: PyTree, step: Any) -> PyTree:
     """Return by how much x moved, per size of a step; zero where that is zero."""
     times = jnp.where(step > 0, 1 / jnp.where(step > 0, step, 1.0), 0.0)
     return trees.scale(times, trees.subtract(before, after))
@@ -420,7 +422,7 @@ def _lower(state: PyTree) -> Point[PyTree]:
 
 
 def _curvature_of(state: AutoState) -> Curvature:
-    return Curvature(*map(float, state.found))
+    return Curvature(*np.asarray(state.found).tolist())
 
 
 def _host(value: Any) -> np.ndarray:

@@ -217,8 +217,8 @@ def local_steps(draw: Draw, start: Point[PyTree], client: Client) -> Point[PyTre
 
 def start(x: PyTree, y: PyTree) -> Point[PyTree]:
     """Return the initial state of a method with x, y and v: v is zero."""
-    x, y = jax.tree.map(jnp.asarray, (x, y))
-    return Point(x, y, trees.zeros_like(y))
+    x, y = trees.on_device((x, y))
+    return Point(x, y, trees.host_zeros(y))
 
 
 def descend(z: PyTree, direction: Direction, client: Client, step: Scalar) -> PyTree:
@@ -268,7 +268,7 @@ def server_side(
     def init(x: PyTree, y: PyTree) -> State:
         at = start(x, y)
         states = Point(*map(_initial, rules, at))
-        return State(*at, states, jnp.zeros((), jnp.int32))
+        return State(*at, states, trees.on_device(np.zeros((), np.int32)))
 
     def advance(state: State, d: Point[PyTree]) -> State:
         return _advance(rules, radius, sizes, state, d)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from simfbo.algorithms._common import once_per_problem
 from simfbo.core.federation import Client, ClientStep, Federation
@@ -45,7 +44,9 @@ class Curvature(NamedTuple):
     @property
     def rate(self) -> float:
         """Return 1/sqrt(kappa), the rate at which y and v settle; at least a thousandth."""
-        return min(1.0, max(LEAST_RATE, math.sqrt(max(self.mu, 0.0) / self.L))) if self.L > 0 else 1.0
+        return (
+            min(1.0, max(LEAST_RATE, math.sqrt(max(self.mu, 0.0) / self.L))) if self.L > 0 else 1.0
+        )
 
 
 class Probes(NamedTuple):
@@ -173,7 +174,7 @@ def shift(
     """
     cohort = federation.cohort(key)
     pushed = federation.sum(steps.response, (x, y, u), cohort, key).v
-    rhs = np.asarray(ravel_pytree(pushed)[0], float) / cohort.weights.sum()
+    rhs = _flat(pushed) / cohort.weights.sum()
     product = _Product(steps.curvature, federation, x, y, cohort, key)
     return float(np.linalg.norm(_conjugate_gradients(product, rhs, exchanges)))
 
@@ -195,17 +196,29 @@ class _Product:
         cohort: Cohort,
         key: jax.Array,
     ) -> None:
-        flat, self._shape = ravel_pytree(y)
-        self.size, self._dtype, self.work = flat.size, flat.dtype, 1.0
+        self.size, self._like, self.work = sum(a.size for a in jax.tree.leaves(y)), y, 1.0
         self._step, self._federation, self._at = client_step, federation, (x, y)
         self._cohort, self._key = cohort, key
         self._total = cohort.weights.sum()  # one only in expectation where not everyone takes part
 
     def __call__(self, vector: np.ndarray) -> np.ndarray:
-        payload = Point(*self._at, self._shape(jnp.asarray(vector, self._dtype)))
+        payload = Point(*self._at, _shaped(vector, self._like))
         reply, norm = self._federation.sum(self._step, payload, self._cohort, self._key)
-        self.work = float(norm / self._total)
-        return np.asarray(ravel_pytree(reply.v)[0], float) / self._total
+        self.work = float(norm) / self._total
+        return _flat(reply.v) / self._total
+
+
+def _flat(tree: PyTree) -> np.ndarray:
+    """Return all numbers of a tree, one after the other, on the host."""
+    return np.concatenate([np.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)])
+
+
+def _shaped(vector: np.ndarray, like: PyTree) -> PyTree:
+    """Return a vector as a tree; the inverse of `_flat`."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    shaped = [p.reshape(a.shape).astype(a.dtype) for p, a in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 def _conjugate_gradients(

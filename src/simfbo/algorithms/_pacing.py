@@ -95,8 +95,8 @@ def length_of(rate: float, rounds: int) -> int:
 
 def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
     """Return the first window; y or v may be None."""
-    x, y, v = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), (x, y, v))
-    zero = jnp.zeros(())
+    x, y, v = trees.host_zeros(trees.on_device((x, y, v)))
+    zero = trees.on_device(np.zeros(()))
     return Window(np.zeros((), np.int32), Point(y=y, v=v), x, zero, x, zero)
 
 
@@ -160,7 +160,7 @@ def with_pace(state: PyTree, pace: Scalar) -> PyTree:
     """Return a method's state in which x's rule has another pace."""
 
     def changed(part: Any) -> Any:
-        return part._replace(pace=jnp.asarray(pace, float)) if _is_paced(part) else part
+        return part._replace(pace=_number(pace)) if _is_paced(part) else part
 
     return jax.tree.map(changed, state, is_leaf=_is_paced)
 
@@ -171,7 +171,7 @@ def with_rates(state: PyTree, gamma: Scalar, momentum: Scalar) -> PyTree:
     def changed(part: Any) -> Any:
         if not _is_following(part):
             return part
-        return part._replace(gamma=jnp.asarray(gamma, float), momentum=jnp.asarray(momentum, float))
+        return part._replace(gamma=_number(gamma), momentum=_number(momentum))
 
     return jax.tree.map(changed, state, is_leaf=_is_following)
 
@@ -201,8 +201,8 @@ def following(rounds: int) -> optax.GradientTransformation:
     """
 
     def init(params: PyTree) -> Following:
-        none, zero = trees.zeros_like(jax.tree.map(jnp.asarray, params)), jnp.zeros(())
-        return Following(jnp.zeros((), jnp.int32), none, zero, zero)
+        none, zero = trees.host_zeros(params), trees.on_device(np.zeros(()))
+        return Following(trees.on_device(np.zeros((), np.int32)), none, zero, zero)
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
         speed = trees.add_scaled(updates, state.momentum, state.speed)
@@ -225,8 +225,8 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
     """
 
     def init(params: PyTree) -> Paced:
-        zero, none = jnp.zeros((), jnp.int32), trees.zeros_like(jax.tree.map(jnp.asarray, params))
-        return Paced(zero, zero, none, none, jnp.zeros(()))
+        zero, none = trees.on_device(np.zeros((), np.int32)), trees.host_zeros(params)
+        return Paced(zero, zero, none, none, trees.on_device(np.zeros(())))
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Paced]:
         d, on = updates, state.pace > 0
@@ -289,6 +289,11 @@ def _cosine(a: PyTree, b: PyTree) -> jax.Array:
 
 def _square(tree: PyTree) -> jax.Array:
     return trees.squared_norm(tree).astype(float)
+
+
+def _number(value: Scalar) -> jax.Array:
+    """Return a number of the usual precision, as it may be traced."""
+    return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, float))
 
 
 def _is_following(part: Any) -> bool:

@@ -177,7 +177,7 @@ def configuration(options: argparse.Namespace) -> RunConfig:
 
 # What may accompany --resume: it does not change the result.
 _HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds",
-             "no_baselines")  # fmt: skip
+             "no_baselines", "device")  # fmt: skip
 
 
 def require_alone(options: argparse.Namespace, add_arguments: Any) -> None:

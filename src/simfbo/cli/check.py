@@ -4,8 +4,6 @@ import argparse
 
 from simfbo.cli.console import OUT
 
-HELP = "check that an algorithm obeys the laws"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from simfbo.runs.history import History
     from simfbo.studies.sweep import Job
 
-HELP = "run several methods and seeds on one task"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `compare`."""

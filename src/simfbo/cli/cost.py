@@ -8,8 +8,6 @@ from simfbo.cli.console import OUT
 from simfbo.cli.run import EPILOG as EPILOG
 from simfbo.config.run import RunConfig
 
-HELP = "count what an iteration sends, without running it"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cost`."""

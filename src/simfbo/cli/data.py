@@ -8,8 +8,6 @@ from rich.table import Table
 from simfbo.cli import arguments
 from simfbo.cli.console import OUT
 
-HELP = "list the data sets, or fetch one"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `data`."""

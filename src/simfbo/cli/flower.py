@@ -16,7 +16,6 @@ from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.runs.files import Json
 from simfbo.runs.history import BOOKKEEPING
 
-HELP = "run algorithms where the data is, on Flower"
 EPILOG = """examples:
   simfbo flower up --nodes 3                     a federation on this machine
   simfbo flower run examples/flower_app          train on it

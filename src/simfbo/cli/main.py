@@ -17,7 +17,17 @@ from typing import NoReturn
 from simfbo.errors import ResumableError, UserError, missing, plain
 from simfbo.runs.interrupts import SIGNALS, Interrupts, install
 
-_COMMANDS = ("run", "compare", "tune", "reproduce", "cost", "check", "data", "report", "flower")
+_COMMANDS = {
+    "run": "train, and write a history, a figure and a summary",
+    "compare": "run several methods and seeds on one task",
+    "tune": "find step sizes within a budget",
+    "reproduce": "run the paper's experiments",
+    "cost": "count what an iteration sends, without running it",
+    "check": "check that an algorithm obeys the laws",
+    "data": "list the data sets, or fetch one",
+    "report": "draw runs as figures and one page",
+    "flower": "run algorithms where the data is, on Flower",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,8 +74,7 @@ def _call(words: Sequence[str]) -> int:
     # engine has lanes. Read by XLA when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
     try:
-        # A command's own module is enough for it; help needs all of them.
-        parser = build_parser([name for name in words[:1] if name in _COMMANDS] or _COMMANDS)
+        parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
         options = parser.parse_args(words)
         if hasattr(options, "command"):
             return options.command(options)
@@ -92,22 +101,23 @@ def _call(words: Sequence[str]) -> int:
         return 1
 
 
-def build_parser(names: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of some commands, all by default."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of one command, or one that only knows what commands there are."""
     description = "Federated bilevel optimisation: run, measure, compare."
     parser = _Parser(prog="simfbo", description=description)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in names:
-        module = _module(name)
+    for name, text in _COMMANDS.items():
         own = commands.add_parser(
             name,
-            help=module.HELP,
-            description=f"{module.HELP[0].upper()}{module.HELP[1:]}.",
-            epilog=getattr(module, "EPILOG", None),
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        own.set_defaults(command=module.call)
-        module.add_arguments(own)
+        if name == command:
+            module = _module(name)
+            own.epilog = getattr(module, "EPILOG", None)
+            own.set_defaults(command=module.call)
+            module.add_arguments(own)
     return parser
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from simfbo.experiments.grid import Cell
     from simfbo.experiments.results import Groups, Resources
 
-HELP = "run the paper's experiments"
 CELLS = Path("results", "cells.jsonl")
 _SHOWN = 6  # columns of a table that the terminal shows
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
 from simfbo.cli.console import OUT, new_folder, progress_bar, resumable
+from simfbo.cli.device import use_device
 from simfbo.config.catalogue import METHODS
 from simfbo.config.run import RunConfig, checked
 from simfbo.config.tasks import (
@@ -23,7 +24,6 @@ from simfbo.runs.history import FILE, History
 if TYPE_CHECKING:
     from simfbo.config.build import Built
 
-HELP = "train, and write a history, a figure and a summary"
 EPILOG = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
   simfbo run hyper-representation --dataset mnist --rounds 2000
@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
     add("--no-baselines", action="store_true", help="do not train the baselines")
     add("--quiet", action="store_true", help="print only the summary")
+    add(
+        "--device", metavar="D", help="cpu, gpu or tpu; cpu:4 divides the clients between 4 devices"
+    )
     add("--checkpoint-seconds", type=arguments.seconds_of, default=5.0, metavar="S",
         help="longest time between checkpoints (default 5)")  # fmt: skip
     arguments.add_resume(parser)
@@ -59,6 +62,8 @@ def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
     how: Json = {"data_dir": options.data_dir, "baselines": not options.no_baselines,
            "quiet": options.quiet, "checkpoint_seconds": options.checkpoint_seconds}  # fmt: skip
+    if options.device:
+        use_device(options.device)
     if options.resume:
         arguments.require_alone(options, add_arguments)
         return resume(options.resume, **how)

@@ -14,8 +14,6 @@ from simfbo.runs.files import Json
 if TYPE_CHECKING:
     from simfbo.studies.tuning import Result
 
-HELP = "find step sizes within a budget"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""

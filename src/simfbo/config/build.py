@@ -123,7 +123,6 @@ def _falling(step: float, rounds: int) -> optax.Schedule:
 
 def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     """Return the federation of a configuration."""
-    engine = SimulatedFederation if config.engine == "simulated" else DebugFederation
     work = _local_work(config.local_work, config.seed)
     work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
     rules, size = config.gate, config.cohort_size(data.n)
@@ -132,14 +131,15 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
             f"'gate.min_replies' is {rules.min_replies}, but only {size} clients are sampled: "
             "lower it."
         )
-    return engine(
-        data,
-        _sampler(config.sampling.kind, size, data.n),
-        work,
-        gate=Gate(rules.max_norm, rules.min_replies),
-        aggregators=_aggregators(config.aggregation),
-        absence=sampling.drop_out(rules.drop_out) if rules.drop_out else None,
-    )
+    given = data, _sampler(config.sampling.kind, size, data.n), work
+    safety: Json = {
+        "gate": Gate(rules.max_norm, rules.min_replies),
+        "aggregators": _aggregators(config.aggregation),
+        "absence": sampling.drop_out(rules.drop_out) if rules.drop_out else None,
+    }
+    if config.engine == "debug":
+        return DebugFederation(*given, **safety)
+    return SimulatedFederation(*given, **safety, strategy=config.strategy, chunk=config.chunk)
 
 
 class Built(NamedTuple):

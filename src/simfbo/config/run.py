@@ -87,6 +87,8 @@ class RunConfig(Strict):
     aggregation: AggregationConfig = AggregationConfig()
     privacy: PrivacyConfig | None = None
     engine: Literal["simulated", "debug"] = "simulated"
+    strategy: Literal["auto", "lanes", "batches"] = "auto"
+    chunk: Count | None = None
     steps: Literal["auto", "given"] = "given"
     rounds: Count = 500
     every: Count | None = None

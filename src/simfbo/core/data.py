@@ -16,6 +16,7 @@ import numpy as np
 
 from simfbo.core.describe import digest
 from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
+from simfbo.core.trees import on_device
 from simfbo.errors import UserError
 
 
@@ -74,7 +75,7 @@ class Split:
         """
         start, count = np.asarray(self.start)[:, None], np.asarray(self.count)[:, None]
         rows = np.asarray(self.rows)[start + np.minimum(np.arange(self.largest), count - 1)]
-        samples = jax.tree.map(lambda a: a[rows], self.samples)
+        samples = jax.tree.map(lambda a: np.asarray(a)[rows], self.samples)
         return OwnSplit(samples, self.count, self.batch_size, self.largest, self.equal)
 
 
@@ -154,8 +155,8 @@ class FederatedData:
     n: int
     ids: np.ndarray
 
-    def client(self, i: Scalar) -> ClientData:
-        """Return client i's data."""
+    def client(self, i: Scalar | None) -> ClientData:
+        """Return client i's data; for None, a view that still has to be given a client."""
         return ClientData(self.lower, self.upper, i)
 
     @cached_property
@@ -200,7 +201,7 @@ def federate(
         >>> federate(np.arange(4.0), lower=rows, upper=rows).n
         2
     """
-    samples = jax.tree.map(jnp.asarray, samples)
+    samples = on_device(samples)
     length = _length(samples)
     for rows in (*lower, *upper):
         if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < length:
@@ -289,9 +290,9 @@ def _split(
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
     return Split(
         samples=samples,
-        rows=jnp.asarray(np.concatenate(parts), jnp.int32),
-        start=jnp.asarray(np.cumsum(count) - count, jnp.int32),
-        count=jnp.asarray(count),
+        rows=on_device(np.concatenate(parts).astype(np.int32)),
+        start=on_device((np.cumsum(count) - count).astype(np.int32)),
+        count=on_device(count),
         batch_size=batch_size,
         largest=int(count.max()),
         equal=bool((count == count[0]).all()),
@@ -300,7 +301,7 @@ def _split(
 
 def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:
     """Return all clients' samples in one pytree and each client's rows."""
-    samples = jax.tree.map(lambda *arrays: jnp.asarray(np.concatenate(arrays)), *parts)
+    samples = jax.tree.map(lambda *arrays: on_device(np.concatenate(arrays)), *parts)
     sizes = [_length(part) for part in parts]
     ends = np.cumsum(sizes)
     return samples, [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]

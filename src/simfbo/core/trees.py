@@ -1,10 +1,29 @@
 """Pytrees: arithmetic that keeps every leaf's dtype, and the names of leaves."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.problem import PyTree, Scalar
+
+
+def on_device(tree: PyTree) -> PyTree:
+    """Return a tree of JAX arrays, converted on the host: nothing is compiled for it."""
+
+    def put(leaf: object) -> jax.Array:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        array = np.asarray(leaf)
+        return jax.device_put(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False))
+
+    return jax.tree.map(put, tree)
+
+
+def host_zeros(tree: PyTree) -> PyTree:
+    """Return zeros of the tree's shapes and dtypes as JAX arrays, outside of a trace."""
+    return on_device(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), tree))
 
 
 def zeros_like(tree: PyTree) -> PyTree:
@@ -40,6 +59,11 @@ def dot(a: PyTree, b: PyTree) -> jax.Array:
 def squared_norm(tree: PyTree) -> jax.Array:
     """Return ||tree||^2."""
     return dot(tree, tree)
+
+
+def host_norm(tree: PyTree) -> float:
+    """Return ||tree|| of arrays, computed on the host."""
+    return math.hypot(*(float(np.linalg.norm(np.ravel(leaf))) for leaf in jax.tree.leaves(tree)))
 
 
 def names(tree: PyTree) -> list[str]:

@@ -26,7 +26,7 @@ from simfbo.engines._cohort import Found, Inputs, Stacks
 from simfbo.engines.base import as_message, slice_for, zeros_for
 
 AXIS = "clients"
-_WORKING_SET = 2**23  # numbers that a chunk may touch on a CPU
+_WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU
 _DEVICE_SHARE = 0.2  # of an accelerator's memory that a chunk may take
 _PADDING = 2  # how many times as large as the samples the stacks of them may be
 
@@ -91,9 +91,11 @@ def stacks_of(data: FederatedData, clients: int, mesh: Mesh | None) -> Stacks | 
     lower = data.lower.stacked()
     upper = lower if _is_same(data.lower, data.upper) else data.upper.stacked()
     padded = jax.tree.map(lambda a: _padded(a, clients), lower)
-    both = Stacks(padded, padded if upper is lower else jax.tree.map(lambda a: _padded(a, clients), upper))
+    both = Stacks(
+        padded, padded if upper is lower else jax.tree.map(lambda a: _padded(a, clients), upper)
+    )
     if mesh is None:
-        return jax.tree.map(jnp.asarray, both)
+        return trees.on_device(both)
     return jax.device_put(both, jax.NamedSharding(mesh, PartitionSpec(AXIS)))
 
 
@@ -130,7 +132,7 @@ def compute(
     if layout.mesh is None:
         return _computed(client_step, like, stacked, layout, inputs, None)
     here, every = PartitionSpec(AXIS), PartitionSpec()
-    specs = Inputs(*(here if name == "data" else every for name in Inputs._fields))
+    specs = Inputs._make(here if name == "data" else every for name in Inputs._fields)
     return jax.shard_map(
         lambda given: _computed(client_step, like, stacked, layout, given, AXIS),
         mesh=layout.mesh, in_specs=(specs,), out_specs=every, check_vma=False,
@@ -225,11 +227,15 @@ class _Cohort:
             held = inputs.data.lower.count.shape[0]
             self._first = jax.lax.axis_index(axis).astype(jnp.int32) * held
             if layout.whole:
-                self._positions = jnp.minimum(self._first + np.arange(count, dtype=np.int32), self._size)
+                self._positions = jnp.minimum(
+                    self._first + np.arange(count, dtype=np.int32), self._size
+                )
             else:
                 places = jnp.asarray(inputs.places)
                 mine = (places >= self._first) & (places < self._first + held)
-                self._positions = jnp.nonzero(mine, size=count, fill_value=self._size)[0].astype(jnp.int32)
+                self._positions = jnp.nonzero(mine, size=count, fill_value=self._size)[0].astype(
+                    jnp.int32
+                )
 
     def slot(self, j: Any) -> tuple[PyTree, ...]:
         """Return what belongs to a position of the cohort, except its data."""
@@ -308,8 +314,8 @@ class _Cohort:
         data = self._in.data
         if not isinstance(data, Stacks):
             return data._replace(client=place)
-        own = jax.tree.map(lambda a: a[place - self._first], data)
-        return ClientData(*own, place)
+        lower, upper = jax.tree.map(lambda a: a[place - self._first], data)
+        return ClientData(lower, upper, place)
 
 
 def _column(ok: jax.Array, like: jax.Array) -> jax.Array:
@@ -324,9 +330,7 @@ def _weighted(weights: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.tensordot(weights.astype(rows.dtype), rows, 1, precision="highest")
 
 
-def _probed(
-    probe: watch.Probe, probes: jax.Array, messages: PyTree, rows: jax.Array
-) -> jax.Array:
+def _probed(probe: watch.Probe, probes: jax.Array, messages: PyTree, rows: jax.Array) -> jax.Array:
     """Return the probed numbers, with those of a chunk whose rows are among them."""
     count = len(probes)
 

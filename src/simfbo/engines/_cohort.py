@@ -65,7 +65,7 @@ class Found(NamedTuple):
     """
 
     total: PyTree
-    squares: jax.Array
+    squares: Any
     passed: Any
-    probes: jax.Array
+    probes: Any
     finite: Any = True

@@ -25,7 +25,9 @@ def cost_of(jaxpr: Any) -> Cost:
     """Count the operations of a trace and the numbers that it writes."""
     total = Cost()
     for eqn in jaxpr.eqns:
-        written = sum(math.prod(var.aval.shape) for var in eqn.outvars if hasattr(var.aval, "shape"))
+        written = sum(
+            math.prod(var.aval.shape) for var in eqn.outvars if hasattr(var.aval, "shape")
+        )
         inner = [cost_of(part) for part in _inside(eqn.params)]
         if not inner:
             total = total.plus(Cost(_operations(eqn, written), written))

@@ -115,7 +115,9 @@ def as_inputs(server: Server, rounds: list[list[Any]], length: int) -> list[Any]
 
     def stack(*values: Any) -> np.ndarray:
         array = np.stack(values)
-        return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])
+        return np.concatenate(
+            [array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)]
+        )
 
     return [jax.tree.map(stack, *map(needed, column)) for column in zip(*rounds, strict=True)]
 
@@ -184,9 +186,10 @@ class Listener(_Common):
         if self.server.cohort is not None:
             self.ids.append(example.ids)
             return Cohort(example.ids, self.fixed.weights)
-        ids = jnp.asarray(example.ids) + self._dummy.astype(jnp.int32)
+        ids: Any = jnp.asarray(example.ids) + self._dummy.astype(jnp.int32)
+        weights: Any = jnp.asarray(example.weights) + self._dummy
         self.ids.append(ids)
-        return Cohort(ids, jnp.asarray(example.weights) + self._dummy)
+        return Cohort(ids, weights)
 
     def mean_norm(self, key: jax.Array) -> Any:
         """Return rho where it is known."""
@@ -246,7 +249,7 @@ def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state
         round(numbers)(state, heard[-1], key)
         return [jax.random.key_data(one) for one in heard[-1].keys]
 
-    others = state, numbers, fixed, jnp.zeros(())
+    others = state, numbers, fixed, np.zeros((), jnp.result_type(float))
     root = jax.random.key(0)
     closed = jax.make_jaxpr(keys)(*others, root)
     listener = heard[-1]
@@ -254,9 +257,10 @@ def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state
         return Script(tuple(listener.exchanges), (), None)
     if _depends_on_more_than_the_last(closed.jaxpr):
         raise NeedsHost
-    unused = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in closed.in_avals[:-1]]
 
     def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
+        unused = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in closed.in_avals[:-1]]
+
         def of_round(t: jax.Array) -> list[jax.Array]:
             return jaxpr_as_fun(closed)(*unused, jax.random.fold_in(root, t))
 
@@ -327,7 +331,7 @@ class Traced(_Common):
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
         found, factor, stacked = self._exchange(client_step, payload, cohort, key, eta)
         if stacked:
-            weights = jnp.asarray(cohort.weights, float)
+            weights: Any = jnp.asarray(cohort.weights, float)
             if found.passed is not None:
                 weights = jnp.where(found.passed, factor * weights, 0.0)
             return aggregation.combine(self.engine.aggregators, found.total, weights)

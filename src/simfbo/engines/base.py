@@ -238,6 +238,7 @@ class Engine(ABC):
 
     def trace(self, call: Call) -> Trace:
         """Return what is known of a client step before it runs."""
+
         def build() -> Trace:
             def step(payload: PyTree, client: Client) -> PyTree:
                 return call.client_step(slice_for(payload, 0), client)

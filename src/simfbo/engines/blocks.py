@@ -211,7 +211,9 @@ def prepare(
         if found is not None:
             return found
     # With its step sizes as constants: an algorithm may compare them with something.
-    return _prepared(algorithm, Tracing(algorithm.round, hosted=traced.hosted), server, state, measure)
+    return _prepared(
+        algorithm, Tracing(algorithm.round, hosted=traced.hosted), server, state, measure
+    )
 
 
 def _prepared(

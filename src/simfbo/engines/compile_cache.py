@@ -10,7 +10,7 @@ import jax
 
 from simfbo.core.federation import ClientStep
 
-Program = Callable[..., Any]
+Program = Any  # compiled, or whatever else is kept with it
 
 
 class ProgramCache:

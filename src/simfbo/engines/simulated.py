@@ -18,7 +18,7 @@ from simfbo.core.aggregation import Aggregator
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
 from simfbo.core.gate import Finding, Gate, limit_of, occurrences, too_large
-from simfbo.core.local_work import LocalPlan, LocalWork
+from simfbo.core.local_work import LocalWork
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Absence, Sampler
 from simfbo.engines import _batches, _lanes
@@ -164,7 +164,9 @@ class SimulatedFederation(Engine):
             window=np.int32(watch.window_start(len(clients), number)),
             key=call.key,
         )
-        rest = form((inputs.payload, inputs.data, inputs.weights, inputs.plan, inputs.eta, call.key))
+        rest = form(
+            (inputs.payload, inputs.data, inputs.weights, inputs.plan, inputs.eta, call.key)
+        )
         shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest
 
         def build() -> Any:

@@ -4,8 +4,10 @@ An estimator is a linear model; SimFBO learns the hyperparameters of its trainin
 of one of the tasks (`simfbo.tasks`).
 """
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
+from simfbo.core import trees
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant
@@ -36,6 +39,7 @@ from simfbo.tasks.models import Linear
 from simfbo.tasks.task import Setting
 
 _EVALUATIONS = 20
+_LOOK_BACK = 2  # evaluations over which nothing may have changed
 _ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
 
 
@@ -53,6 +57,7 @@ class FederatedLinear(BaseEstimator):
         self,
         *,
         rounds: int = 300,
+        tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         cohort: int | None = None,
         local_steps: int = 1,
@@ -62,6 +67,7 @@ class FederatedLinear(BaseEstimator):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         self.rounds = rounds
+        self.tol = tol
         self.steps = steps
         self.cohort = cohort
         self.local_steps = local_steps
@@ -73,6 +79,7 @@ class FederatedLinear(BaseEstimator):
         """Validate the parameters and the arguments of `fit`."""
         for name in ("rounds", "local_steps", *_given(self, "cohort", "batch_size")):
             check_scalar(getattr(self, name), name, Integral, min_val=1)
+        check_scalar(self.tol, "tol", Real, min_val=0)
         if not isinstance(self.steps, Point) and self.steps != "auto":
             raise UserError(f"steps must be 'auto' or simfbo.Point(...), got {self.steps!r}.")
         numeric = isinstance(self, RegressorMixin)
@@ -115,11 +122,13 @@ class FederatedLinear(BaseEstimator):
                 evaluate=_evaluator(setting),
                 every=max(1, self.rounds // _EVALUATIONS),
                 on_progress=_progress(self.rounds) if self.verbose else None,
+                until=partial(_settled, self.tol),
             )
         _require_finished(history)
-        _warn_unless_converged(history)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
+        if self.n_iter_ == self.rounds:
+            _warn_unless_converged(history)
         return history.state
 
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
@@ -214,9 +223,33 @@ def _given(estimator: object, *names: str) -> list[str]:
 
 
 def _evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
-    """Return (state) -> the upper loss over all clients."""
-    upper = upper_loss(setting.problem, setting.data)
-    return lambda state: {"upper_loss": upper(state)}
+    """Return (state) -> the upper loss over all clients, and how far y moved since the last time.
+
+    The move is relative to y; it is one while x waits for y, with automatic steps.
+    """
+    upper, before = upper_loss(setting.problem, setting.data), [setting.y0]
+
+    def evaluate(state: PyTree) -> dict[str, float]:
+        y = jax.tree.map(np.asarray, state.y)
+        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, before[0]), y))
+        before[0] = y
+        waits = hasattr(state, "pace") and not np.asarray(state.pace)[0]
+        return {"upper_loss": upper(state), "y_move": 1.0 if waits or not size else moved / size}
+
+    return evaluate
+
+
+def _settled(tol: float, records: Sequence[Json]) -> bool:
+    """Return whether the last evaluations changed neither the upper loss nor y.
+
+    The loss is flat where it is smallest, so y may move by the root of the tolerance.
+    """
+    if len(records) <= _LOOK_BACK or not tol:
+        return False
+    before, *last = records[-_LOOK_BACK - 1 :]
+    change = abs(last[-1]["upper_loss"] - before["upper_loss"])
+    moved = sum(record["y_move"] for record in last)
+    return change <= tol * abs(last[-1]["upper_loss"]) and moved <= math.sqrt(tol)
 
 
 def _progress(rounds: int) -> Callable[[int, Json | None], None]:

@@ -7,7 +7,10 @@ Estimator = TypeVar("Estimator", bound=type)
 
 _FRAGMENTS = {
     "training": """\
-    rounds: rounds of training; each is one exchange with the clients.
+    rounds: the most rounds of training; each is one exchange with the clients.
+    tol: training ends early where the upper loss has changed by no more than this, relative to
+        its size, and the models by no more than its square root, in a tenth of the rounds; 0
+        always takes all rounds.
     steps: "auto" chooses step sizes in about 15 further exchanges; or
         `simfbo.Point(x=..., y=..., v=...)`.""",
     "federation": """\
@@ -29,7 +32,7 @@ _FRAGMENTS = {
     history_: the `simfbo.History` of the training, with the upper loss.
     ledger_: the `simfbo.Ledger` of everything sent, including the exchange for the scales and
         the search for step sizes.
-    n_iter_: the number of rounds.
+    n_iter_: the number of rounds that were run.
     n_features_in_: d.
     feature_names_in_: the names of X's columns, if it has any.""",
 }

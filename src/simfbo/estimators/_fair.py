@@ -31,6 +31,7 @@ class Fair(FederatedLinear):
         self,
         *,
         rounds: int = 300,
+        tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
         penalty: float = 0.003,
@@ -43,7 +44,7 @@ class Fair(FederatedLinear):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, steps=steps, cohort=cohort, local_steps=local_steps,
+            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.folds = folds

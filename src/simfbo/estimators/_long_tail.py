@@ -55,6 +55,7 @@ class LongTailClassifier(FederatedClassifier):
         self,
         *,
         rounds: int = 300,
+        tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
         penalty: float = 0.003,
@@ -67,7 +68,7 @@ class LongTailClassifier(FederatedClassifier):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, steps=steps, cohort=cohort, local_steps=local_steps,
+            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.folds = folds

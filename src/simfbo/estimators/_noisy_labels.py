@@ -44,6 +44,7 @@ class NoisyLabelClassifier(FederatedClassifier):
         self,
         *,
         rounds: int = 300,
+        tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         trust: Trust = "network",
         penalty: float = 0.01,
@@ -55,7 +56,7 @@ class NoisyLabelClassifier(FederatedClassifier):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, steps=steps, cohort=cohort, local_steps=local_steps,
+            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.trust = trust

@@ -3,6 +3,7 @@
 from numbers import Real
 from typing import Self
 
+import jax
 import numpy as np
 from sklearn.utils import check_scalar
 
@@ -18,6 +19,7 @@ from simfbo.estimators._scaling import standardised
 from simfbo.estimators._validation import Data, RandomState
 from simfbo.tasks import linear
 from simfbo.tasks._regularisation import assemble, penalties, scaled
+from simfbo.tasks.models import Linear
 
 
 class Regularised(FederatedLinear):
@@ -29,6 +31,7 @@ class Regularised(FederatedLinear):
         self,
         *,
         rounds: int = 300,
+        tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
         floor: float = 0.01,
@@ -41,7 +44,7 @@ class Regularised(FederatedLinear):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, steps=steps, cohort=cohort, local_steps=local_steps,
+            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.folds = folds
@@ -66,9 +69,15 @@ class Regularised(FederatedLinear):
             batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
         state = self._train(setting, rows.ledger, seed)
-        self._keep(table, rows, scaled(state.x, linear.averaged(state.y)))
+        self._keep(table, rows, _model(state.x, state.y))
         self.regularisation_ = penalties(np.asarray(state.x, float), self.floor)
         return self
+
+
+@jax.jit
+def _model(x: jax.Array, y: Linear) -> Linear:
+    """Return the mean of the folds' models, in the features' own units."""
+    return scaled(x, linear.averaged(y))
 
 
 @documented

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.ledger import Ledger
 from simfbo.core.problem import PyTree
@@ -133,9 +134,7 @@ def run(
     first = Progress(-1, first_state, _copy(federation.ledger))
     residuals = Residuals(algorithm, federation, rounds)
     callbacks = _Callbacks(on_round, on_progress, until)
-    job = _Job(
-        algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion
-    )
+    job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion)
     with held_back() as interrupts, contextlib.closing(log):
         begun = log.resume(first) if resume else log.start(first)
         return _iterate(job, begun, seed, interrupts)
@@ -322,9 +321,14 @@ def _one(job: _Job, at: Progress, pace: _Pace) -> _Step:
     job.residuals.begin(t)
     if t:
         state = job.algorithm.round(state, job.residuals.federation, pace.key(t))
-    norms = np.asarray(_norms_of(state), float)
+    norms = np.asarray(_norms_of(state) if t else _norms_on_host(state), float)
     seen = job.residuals.end(t, at.residuals)
     return _Step(t, state, norms, seen, _write(job, t))
+
+
+def _norms_on_host(state: PyTree) -> list[float]:
+    """Return the norms of a state's variables; nothing is compiled for it."""
+    return [trees.host_norm(variable) for variable in _variables(state).values()]
 
 
 def _several(job: _Job, at: Progress, pace: _Pace) -> _Step | None:

@@ -112,7 +112,13 @@ class Quadratic(NamedTuple):
         best = truth.x()
         x0, y0 = np.zeros(self.B.shape[2]), np.zeros(self.B.shape[1])
         return Task(
-            "quadratic", PROBLEM, data, x0, y0, lambda s: _metrics(truth, best, s), "grad_norm_squared"
+            "quadratic",
+            PROBLEM,
+            data,
+            x0,
+            y0,
+            lambda s: _metrics(truth, best, s),
+            "grad_norm_squared",
         )
 
 
@@ -194,13 +200,14 @@ PROBLEM = BilevelProblem(upper=_upper, lower=_lower)
 @np.errstate(all="ignore")
 def _metrics(truth: ClosedForm, best: np.ndarray, state: PyTree) -> dict[str, float]:
     """Return the distances of a state from the closed form at its x; they may be infinite."""
+    x, y = np.asarray(state.x), np.asarray(state.y)
     metrics = {
-        "grad_norm_squared": float(np.sum(truth.hypergradient(state.x) ** 2)),
-        "x_error": float(np.linalg.norm(state.x - best)),
-        "y_error": float(np.linalg.norm(state.y - truth.y(state.x))),
+        "grad_norm_squared": float(np.sum(truth.hypergradient(x) ** 2)),
+        "x_error": float(np.linalg.norm(x - best)),
+        "y_error": float(np.linalg.norm(y - truth.y(x))),
     }
     if hasattr(state, "v"):
-        metrics["v_error"] = float(np.linalg.norm(state.v - truth.v(state.x)))
+        metrics["v_error"] = float(np.linalg.norm(np.asarray(state.v) - truth.v(x)))
     return metrics
 
 

@@ -16,7 +16,6 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, federate, pooled
@@ -34,7 +33,9 @@ RowLosses = Callable[[PyTree, Linear, Batch], jax.Array]
 def losses(outputs: jax.Array, target: jax.Array, classes: int) -> jax.Array:
     """Return each row's cross-entropy, or half its squared error if the target is a number."""
     if classes:
-        return optax.softmax_cross_entropy_with_integer_labels(outputs, target)
+        # Masked rather than indexed: the derivative of an index is a scatter, slow on a CPU.
+        own = target[..., None] == jnp.arange(classes, dtype=target.dtype)
+        return jax.nn.logsumexp(outputs, -1) - jnp.sum(jnp.where(own, outputs, 0.0), -1)
     return 0.5 * (outputs[:, 0] - target) ** 2
 
 
@@ -42,7 +43,7 @@ def zeros(features: int, classes: int, *leading: int) -> Linear:
     """Return a linear model, or a stack of them, with all weights zero."""
     width = classes or 1
     shapes = (*leading, features, width), (*leading, width)
-    return Linear(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+    return Linear(*(trees.on_device(np.zeros(shape, np.float32)) for shape in shapes))
 
 
 def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
@@ -77,7 +78,7 @@ def cross_validated(
         folds: K.
         penalty: lambda.
     """
-    places = jnp.arange(folds, dtype=jnp.int32)[:, None]
+    places = np.arange(folds, dtype=np.int32)[:, None]
 
     def each(loss: RowLosses, x: PyTree, y: Linear, batch: Batch) -> tuple[jax.Array, jax.Array]:
         *rows, fold = batch

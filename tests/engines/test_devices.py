@@ -1,0 +1,69 @@
+"""Several devices: the same numbers, and every client's data on one of them only."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "on_devices.py"
+
+
+def answers(*arguments, devices=4, timeout=400):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def found():
+    return answers("compare")
+
+
+def test_four_devices_compute_what_one_does(found):
+    """For cohorts of everyone, sampled with and without replacement, in chunks, with refusals."""
+    assert len(found["differences"]) == 6
+    assert max(found["differences"].values()) < 1e-12
+    assert all(found["same ledgers"].values())
+    assert all(found["same refusals"].values())
+
+
+def test_data_is_divided_between_devices(found):
+    """Eleven clients on four devices: three places each, none of them on two devices."""
+    assert found["shards"] == [3, 3, 3, 3]
+    assert found["clients on devices"] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 10]]
+
+
+def test_a_run_on_devices_is_resumed_to_the_bit(found):
+    assert found["resumed"] is True
+
+
+def test_fewer_devices_may_be_asked_for(found):
+    assert found["of two"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does():
+    """`jax.distributed` on this machine, as on two hosts."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(SCRIPT), "distributed", str(port)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    both = [
+        subprocess.Popen([*command, str(i)], env=environment, stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    first, second = (json.loads(one.communicate(timeout=400)[0].splitlines()[-1]) for one in both)
+    assert first["devices"] == second["devices"] == 2
+    assert first["x"] == second["x"]
+    alone = answers("alone", devices=1)
+    assert first["x"] == pytest.approx(alone["x"], rel=1e-12)
