@@ -109,14 +109,14 @@ def examine(case: Case, folder: Path, build: bool = False) -> Finding:
 
 
 @lru_cache
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    return build_parser()
+def parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    return build_parser(command)
 
 
 def configurations(case: Case, file: Path) -> Mapping[str, RunConfig]:
     """Return what the command line makes of a file and flags, as `run` or `compare` would."""
-    options = parser().parse_args([case.command, f"--config={file}", *case.flags])
+    options = parser(case.command).parse_args([case.command, f"--config={file}", *case.flags])
     if case.command == "run":
         return {"": arguments.configuration(options)}
     return compare.plan(options)[0]

@@ -7,7 +7,7 @@ import tempfile
 import jax
 import numpy as np
 
-if sys.argv[1] == "distributed":
+if sys.argv[1:2] == ["distributed"]:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))
 jax.config.update("jax_enable_x64", True)

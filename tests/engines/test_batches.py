@@ -106,7 +106,7 @@ def test_many_clients_are_compared_a_few_at_a_time():
 
 def test_full_batches_are_stacked_once_and_minibatches_are_not():
     for data, kind in (("full batches", Stacks), ("minibatches", ClientData)):
-        federation = SimulatedFederation(DATA[data])
+        federation = SimulatedFederation(DATA[data], strategy="auto")
         call = federation._call(STEP, AT, EVERYONE, KEY, STEPS, single=False)
         layout = federation.layout(call)
         assert (layout.chunk, layout.chunks, layout.whole) == (N, 1, True)
@@ -137,7 +137,7 @@ def wide(payload, client):
 
 
 def test_large_steps_run_in_lanes_unless_there_is_one_client():
-    federation = SimulatedFederation(TASK.data)
+    federation = SimulatedFederation(TASK.data, strategy="auto")
 
     def layout(step, clients):
         cohort = Cohort(np.arange(clients), np.ones(clients))

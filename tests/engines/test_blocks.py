@@ -147,7 +147,7 @@ HOST = {
 @pytest.mark.parametrize("name", HOST)
 def test_what_needs_the_host_runs_one_by_one(name):
     algorithm, world = HOST[name]
-    federation = SimulatedFederation(TASK.data, **world)
+    federation = SimulatedFederation(TASK.data, **{"strategy": "batches", **world})
     assert prepared(algorithm, federation) is None
     assert go(algorithm, federation, rounds=2).end == {"status": "finished"}
 
@@ -218,8 +218,8 @@ def test_a_sampler_that_counts_is_asked_every_time():
         ids = [np.array([0, 1]), np.array([2, 3])]
         return lambda key, p: Cohort(ids[next(turn) % 2], np.full(2, 0.5))
 
-    assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, world())) is not None
-    federation = SimulatedFederation(TASK.data, world())
+    federation = SimulatedFederation(TASK.data, world(), strategy="batches")
+    assert prepared(METHODS["simfbo"], federation) is not None
     assert blocks.Server.of(federation).cohort is None
 
 
@@ -231,7 +231,7 @@ def test_step_sizes_are_inputs_of_a_block():
     task = quadratic(clients=3, dim_x=2, dim_y=2, seed=9)
     for step in (0.1, 0.2, 0.3):
         algorithm = simfbo(task.problem, Point(x=0.05, y=step, v=0.1))
-        federation = SimulatedFederation(task.data)
+        federation = SimulatedFederation(task.data, strategy="batches")
         history = run(algorithm, federation, task.x0, task.y0, rounds=3)
         lanes = SimulatedFederation(task.data, strategy="lanes")
         expected = run(algorithm, lanes, task.x0, task.y0, rounds=3)

@@ -52,7 +52,8 @@ def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
 def test_a_still_upper_variable_leaves_twice_the_floor(rows):
     X, y, clients = rows
     steps = Point(x=0.0, y=0.5, v=0.5)
-    still = FederatedRidge(rounds=100, steps=steps, floor=0.05, random_state=0).fit(X, y, clients)
+    ridge = FederatedRidge(rounds=100, tol=0, steps=steps, floor=0.05, random_state=0)
+    still = ridge.fit(X, y, clients)
     np.testing.assert_allclose(still.regularisation_, 0.1)
     seed = np.random.RandomState(0).randint(2**31 - 1)
     fold = assign_folds(np.zeros(120, np.int32), 5, seed)
@@ -67,7 +68,7 @@ def test_logistic_regression_is_the_mean_of_the_folds_minima(rows):
     X, y, _ = rows
     A, labels = (X - X.mean(0))[:, :2] / X.std(0)[:2], np.digitize(y, np.quantile(y, [0.3, 0.6]))
     ours = FederatedLogistic(
-        rounds=150, steps=Point(x=0.0, y=0.5, v=0.5), floor=0.1, folds=2, random_state=0
+        rounds=150, tol=0, steps=Point(x=0.0, y=0.5, v=0.5), floor=0.1, folds=2, random_state=0
     ).fit(X[:, :2], labels)
     fold = assign_folds(labels, 2, np.random.RandomState(0).randint(2**31 - 1))
 
@@ -94,3 +95,28 @@ def test_a_constant_feature_and_an_offset_do_no_harm(rows):
     assert abs(ridge.coef_[8]) < 1e-3
     assert ridge.coef_[9] == pytest.approx(ridge.coef_[0], rel=0.01)
     assert ridge.score(wide, y) > 0.85
+
+
+def test_a_fit_ends_when_nothing_changes(rows):
+    """Neither before x has begun to move, nor with tol=0; the result is hardly another."""
+    X, y, clients = rows
+    fits = {
+        tol: FederatedRidge(rounds=400, tol=tol, random_state=0).fit(X, y, clients)
+        for tol in (0, 1e-3)
+    }
+    whole, short = fits[0], fits[1e-3]
+    assert whole.n_iter_ == 400
+    assert short.n_iter_ < 300
+    assert short.history_.end == {"status": "finished"}
+    last, before = short.history_.records[-1], short.history_.records[-3]
+    assert abs(last["upper_loss"] - before["upper_loss"]) <= 1e-3 * last["upper_loss"]
+    waiting = [record["y_move"] for record in short.history_.records[:2]]
+    assert waiting == [1.0, 1.0]
+    assert last["upper_loss"] == pytest.approx(whole.history_.records[-1]["upper_loss"], rel=2e-3)
+    np.testing.assert_allclose(short.coef_, whole.coef_, atol=0.02 * np.abs(whole.coef_).max())
+
+
+@pytest.mark.parametrize("bad", [-1e-3, "small"])
+def test_wrong_tolerances(rows, bad):
+    with pytest.raises((ValueError, TypeError), match="tol"):
+        FederatedRidge(tol=bad).fit(*rows[:2])

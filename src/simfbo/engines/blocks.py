@@ -33,7 +33,7 @@ from simfbo.engines.base import form
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of
 
-LONGEST = 128  # rounds in a block
+LONGEST = 256  # rounds in a block
 _NOTES = 2**22  # numbers that come out of a block, about
 
 Measure = Callable[[dict[str, PyTree]], PyTree]

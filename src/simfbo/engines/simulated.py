@@ -79,7 +79,8 @@ class SimulatedFederation(Engine):
         if chunk is not None and chunk < 1:
             raise UserError(f"chunk must be at least 1, got {chunk}.")
         self.strategy, self.chunk = strategy, chunk
-        self.mesh = None if strategy == "lanes" else _mesh(devices)
+        mesh = _mesh(devices)
+        self.mesh = None if strategy == "lanes" else mesh
         self.programs: dict[Any, dict[Any, Any]] = {}  # of algorithms that share with nobody
         self._stacks: dict[int, Stacks | None] = {}
         self._stacked_data: FederatedData | None = None
@@ -199,7 +200,7 @@ def is_everyone(ids: np.ndarray, n: int) -> bool:
 
 
 def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate) -> Exchange:
-    """Return the outcome of an exchange; only what is needed is copied from the device."""
+    """Return the outcome of an exchange."""
     squares = np.asarray(found.squares, float)
     admitted = ~absent if found.passed is None else np.asarray(found.passed) > 0
     refusals = _refusals(request, admitted, absent, squares, rules)
