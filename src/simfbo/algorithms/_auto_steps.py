@@ -25,9 +25,10 @@ import optax
 from jax.core import Tracer
 
 from simfbo.algorithms import _pacing
-from simfbo.algorithms._common import Rule, drawn_directions, local_steps, once_per_problem
-from simfbo.algorithms._curvature import LEAST_RATE, Curvature, measure, probes, shift
+from simfbo.algorithms._common import drawn_directions, local_steps, once_per_problem
+from simfbo.algorithms._curvature import Curvature, measure, probes, shift
 from simfbo.algorithms._pacing import Window
+from simfbo.algorithms._plan import Plan, Sizes, plan_for, sizes_for
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Hosted, Tracing, View
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
@@ -40,20 +41,6 @@ _TRIES = 30  # exchanges that find the size of the hypergradient
 _LIMIT = 100.0  # how many times t^2 of its first change the t-th change may be
 _MOST = 30  # halvings
 _STILL = Point(0.0, 0.0, 0.0)
-
-
-class Plan(NamedTuple):
-    """Step sizes in the forms that methods take them.
-
-    Attributes:
-        local: eta, for methods with step sizes of clients and server.
-        server: gamma, for the same methods.
-        plain: one set of step sizes, for methods that take only that.
-    """
-
-    local: Point[float]
-    server: Point[Rule]
-    plain: Point[float]
 
 
 Build = Callable[[Plan], Algorithm]
@@ -153,18 +140,18 @@ def auto_steps(
     typical = float(np.mean(jax.tree.leaves(scale)))
     tools, hypergradient = probes(problem), _hypergradient_step(problem)
     rules = _pacing.rules(scale, rounds)
-    like = build(_plan(_Sizes(*np.zeros(4)), rules, rounds))
+    like = build(plan_for(Sizes(*np.zeros(4)), rules, rounds))
     built: dict[tuple[float, ...], Algorithm] = {}
 
-    def sizes(state: AutoState) -> _Sizes:
-        return _sizes(state.found, state.pull, state.pace, state.halvings, typical)
+    def sizes(state: AutoState) -> Sizes:
+        return sizes_for(state.found, state.pull, state.pace, state.halvings, typical)
 
-    def method(found: _Sizes) -> Algorithm:
+    def method(found: Sizes) -> Algorithm:
         if isinstance(found.gamma, Tracer):
-            return build(_plan(found, rules, rounds))
+            return build(plan_for(found, rules, rounds))
         key = tuple(map(float, found if plain else found._replace(x=np.zeros(()))))
         if key not in built:
-            built[key] = build(_plan(_Sizes(*key), rules, rounds))
+            built[key] = build(plan_for(Sizes(*key), rules, rounds))
         return built[key]
 
     def init(x: PyTree, y: PyTree) -> AutoState:
@@ -268,40 +255,6 @@ def most_probes(rounds: int) -> int:
     return max(_FEWEST, rounds // 10)
 
 
-class _Sizes(NamedTuple):
-    """The step sizes that a state stands for.
-
-    Attributes:
-        gamma: of y and v on the server, per unit of local work.
-        momentum: of y and v.
-        plain: of y and v, for a method with one set of step sizes.
-        x: of x, for such a method.
-    """
-
-    gamma: Any
-    momentum: Any
-    plain: Any
-    x: Any
-
-
-@jax.jit
-def _sizes(found: Any, pull: Any, pace: Any, halvings: Any, typical: float) -> _Sizes:
-    """Return the step sizes for what was measured."""
-    mu, largest, work = found
-    L = jnp.where(largest > 0, largest, 1.0)  # zeros: nothing was computed
-    work = jnp.where(work > 0, work, 1.0)
-    factor = 0.5 ** halvings.astype(L.dtype)
-    rate = jnp.clip(jnp.sqrt(jnp.maximum(mu, 0.0) / L), LEAST_RATE, 1.0)
-    x = jnp.where(pull > 0, pace[0] * typical / jnp.where(pull > 0, pull, 1.0), 0.0)
-    return _Sizes(factor / (L * work), (1 - rate) ** 2, factor / L, x)
-
-
-def _plan(sizes: _Sizes, rules: Point[Rule], rounds: int) -> Plan:
-    """Return step sizes in the forms that methods take them."""
-    eta = sizes.gamma / math.sqrt(rounds)
-    return Plan(Point(0.0, eta, eta), rules, Point(sizes.x, sizes.plain, sizes.plain))
-
-
 @once_per_problem
 def _hypergradient_step(problem: BilevelProblem) -> ClientStep:
     """Return the client step that computes SimFBO's directions."""
@@ -317,7 +270,7 @@ def _pull(
     client_step: ClientStep,
     federation: Federation,
     state: AutoState,
-    sizes: _Sizes,
+    sizes: Sizes,
     rule: Any,
     key: jax.Array,
 ) -> tuple[PyTree, PyTree]:
@@ -393,7 +346,7 @@ def _back(state: AutoState) -> AutoState:
         age=state.age * 0,
         halvings=state.halvings + jnp.ones((), state.halvings.dtype),
     )
-    own = _sizes(halved.found, halved.pull, halved.pace, halved.halvings, 1.0)
+    own = sizes_for(halved.found, halved.pull, halved.pace, halved.halvings, 1.0)
     base = _pacing.with_pace(state.anchor, halved.pace[0])
     return halved._replace(base=_pacing.with_rates(base, own.gamma, own.momentum))
 

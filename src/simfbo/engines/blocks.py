@@ -27,8 +27,9 @@ from simfbo.core.exchange import Request
 from simfbo.core.federation import Algorithm, Tracing, View
 from simfbo.core.problem import PyTree, point_of
 from simfbo.engines._cohort import Found
+from simfbo.engines._script import Script, as_inputs
 from simfbo.engines._server import Row, Server
-from simfbo.engines._traced import Noted, Round, Script, Traced, as_inputs, listen
+from simfbo.engines._traced import Noted, Round, Traced, listen
 from simfbo.engines.base import form
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of

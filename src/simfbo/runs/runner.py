@@ -1,12 +1,11 @@
 """The one runner: any algorithm on any federation."""
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +15,20 @@ from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.ledger import Ledger
 from simfbo.core.problem import PyTree
-from simfbo.engines.blocks import Blocks, norms_of, prepare
+from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
+from simfbo.runs.endings import exploded, not_finite, starved
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
+from simfbo.runs.pace import Pace
 from simfbo.runs.run_log import Progress, RunLog
-from simfbo.runs.verdict import Residuals, measured, verdict
+from simfbo.runs.verdict import Residuals, verdict
 
 Evaluate = Callable[[PyTree], dict[str, float]]
 OnRound = Callable[[int, Json | None], None]
 Until = Callable[[Sequence[Json]], bool]
-_SMALLER = "Smaller step sizes often help"
-_FIRST_BLOCK, _BLOCK_SECONDS = 8, 0.5  # rounds in the first; time that one should take at most
 _norms_of = jax.jit(norms_of)
 
 
@@ -189,14 +188,16 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
 
     Only iterations and evaluations are interrupted, never a save.
     """
-    log, root = job.log, jax.random.key(seed)
+    log = job.log
     job.federation.ledger.total = at.ledger.total
     job.federation.ledger.by_step = dict(at.ledger.by_step)
     _take_refusals(job, 0)  # those of an earlier run on the same federation
     _take_suspicions(job, 0)
     engine: Any = job.federation  # which has a memory, unless it is somebody's own
     engine.memory = at.memory
-    pace, over = _Pace(job, root), False
+    one_by_one = job.callbacks.on_round is not None
+    pace = Pace(job.algorithm, job.federation, seed, job.rounds, job.every, one_by_one)
+    over = False
     try:
         while at.round < job.rounds and not over:
             with interrupts.allowed():
@@ -217,7 +218,7 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
             last = _last_record(job, at)
         log.add("record", *last)
     except TooFewReplies as error:
-        end = _starved(error, at.round + 1)
+        end = starved(error, at.round + 1)
         if end["status"] == "starved":
             log.save(at)
         log.add("refusal", *_take_refusals(job, at.round + 1))
@@ -227,40 +228,6 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
         log.add("record", *_last_record(job, at))
     log.history.state = at.state
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
-
-
-class _Pace:
-    """How many rounds to run at a time; the numbers do not depend on it."""
-
-    def __init__(self, job: _Job, root: jax.Array) -> None:
-        """Take the job and the key that those of rounds are folded from."""
-        self._job, self._fold, self.root = job, jax.jit(jax.random.fold_in), root
-        self._most = 1 if job.callbacks.on_round is not None else _FIRST_BLOCK
-        self._blocks: Blocks | Literal[False] | None = False  # not known yet
-
-    def blocks(self, state: PyTree) -> Blocks | None:
-        """Return what runs several rounds at once; None where rounds need the host."""
-        if self._blocks is False:
-            job = self._job
-            self._blocks = prepare(job.algorithm, job.federation, state, measured)
-        return self._blocks
-
-    def key(self, t: int) -> jax.Array:
-        """Return the key of a round."""
-        return self._fold(self.root, t)
-
-    def count(self, t: int) -> int:
-        """Return how many rounds to run from round t on: not beyond the next evaluation."""
-        job = self._job
-        if t == 1:
-            return 1  # its norms are the scale of those to come
-        return min(self._most, min(-(-t // job.every) * job.every, job.rounds) - t + 1)
-
-    def took(self, rounds: int, seconds: float) -> None:
-        """Learn how long rounds take: a block should be over soon after Ctrl-C."""
-        if self._most > 1 and rounds >= min(self._most, _FIRST_BLOCK):
-            longest = max(1, int(_BLOCK_SECONDS * rounds / max(seconds, 1e-6)))
-            self._most = min(longest, 4 * self._most)
 
 
 class _Step(NamedTuple):
@@ -281,14 +248,17 @@ class _Step(NamedTuple):
     refused: int
 
 
-def _advance(job: _Job, at: Progress, pace: _Pace) -> tuple[Progress, Json | None]:
+def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None]:
     """Run the next iterations; return the progress and the record of the last, if due.
 
     Iteration 0 only evaluates. Iterations are complete when all their lines are written; when they
     are interrupted before that, they do not count.
     """
     begin = _clocks()
-    step = _several(job, at, pace) or _one(job, at, pace)
+    state, hosted = at.state, job.algorithm.hosted
+    if hosted is not None and at.round >= 0:
+        state = hosted.prepare(state, job.federation, pace.key(at.round + 1))
+    step = _several(job, at, state, pace) or _one(job, at, state, pace)
     t, norms = step.round, step.norms
     wall, cpu = _clocks()
     pace.took(t - at.round, wall - begin[0])
@@ -305,19 +275,21 @@ def _advance(job: _Job, at: Progress, pace: _Pace) -> tuple[Progress, Json | Non
         step.seen,
         getattr(job.federation, "memory", {}),
     )
-    if end := _exploded(job, after, norms):
+    latest = getattr(job.federation, "latest", None)
+    end = exploded(list(_variables(step.state)), norms, sizes, job.explosion, t, latest)
+    if end is not None:
         raise _Diverged(after, end)
     record = _record(job, after) if t % job.every == 0 or t == job.rounds else None
     if record is not None:
         after = after._replace(written=job.log.add("record", record))
-        if end := _not_finite(record):
+        if end := not_finite(record):
             raise _Diverged(after, end)
     return after, record
 
 
-def _one(job: _Job, at: Progress, pace: _Pace) -> _Step:
+def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
     """Run one iteration on the host."""
-    t, state = at.round + 1, at.state
+    t = at.round + 1
     job.residuals.begin(t)
     if t:
         state = job.algorithm.round(state, job.residuals.federation, pace.key(t))
@@ -331,14 +303,13 @@ def _norms_on_host(state: PyTree) -> list[float]:
     return [trees.host_norm(variable) for variable in _variables(state).values()]
 
 
-def _several(job: _Job, at: Progress, pace: _Pace) -> _Step | None:
+def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None:
     """Run some iterations at once; None where the next one needs the host."""
-    t, state, hosted = at.round + 1, at.state, job.algorithm.hosted
+    t, hosted = at.round + 1, job.algorithm.hosted
     if not t or (blocks := pace.blocks(state)) is None:
         return None
     count = pace.count(t)
     if hosted is not None:
-        state = hosted.prepare(state, job.federation, pace.key(t))
         count = min(count, hosted.ahead(state))
     limits = np.full(len(_variables(state)), np.inf)
     if t > 1:
@@ -427,44 +398,3 @@ def _clocks() -> tuple[float, float]:
 def _variables(state: PyTree) -> dict[str, PyTree]:
     """Return the variables of a state, by name."""
     return {name: getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)}
-
-
-def _exploded(job: _Job, at: Progress, norms: np.ndarray) -> Json | None:
-    """Return the end of the run if a variable is not finite or too large; None otherwise."""
-    for name, norm, size in zip(_variables(at.state), norms, at.sizes, strict=True):
-        limit = job.explosion * max(1, at.round) ** 2 * size
-        if not norm <= limit:
-            latest = getattr(job.federation, "latest", None)
-            client = None if latest is None else latest.largest_sender
-            reason = (
-                f"the norm of {name} is {norm:.3g} after round {at.round}, the limit {limit:.3g}; "
-                f"client {client} sent the largest message. A smaller step size for {name} often "
-                "helps"
-            )
-            known = {"round": at.round, "variable": name, "client": client}
-            return {"status": "diverged", **known, "reason": reason}
-    return None
-
-
-def _not_finite(record: Json) -> Json | None:
-    """Return the end of the run if a metric is not finite; None otherwise."""
-    for name, value in record.items():
-        if not math.isfinite(value):
-            reason = f"{name} is not finite after round {record['round']}. {_SMALLER}"
-            known = {"round": record["round"], "variable": name}
-            return {"status": "diverged", **known, "reason": reason}
-    return None
-
-
-def _starved(error: TooFewReplies, t: int) -> Json:
-    """Return the end of a run that received too few usable replies.
-
-    If most excluded replies were too large or not finite, the run diverged; otherwise it starved.
-    """
-    exchange = error.exchange
-    diverged = exchange.mostly_oversized
-    left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
-    client = int(exchange.request.ids[np.argmax(left_out)])
-    advice = _SMALLER if diverged else "Sample more clients, or lower min_replies"
-    status = "diverged" if diverged else "starved"
-    return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

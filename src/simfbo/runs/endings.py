@@ -1,0 +1,68 @@
+"""How a run ends before its last round: diverged, or starved of replies."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from simfbo.core.exchange import Exchange
+from simfbo.errors import TooFewReplies
+from simfbo.runs.files import Json
+
+_SMALLER = "Smaller step sizes often help"
+
+
+def exploded(
+    names: Sequence[str],
+    norms: np.ndarray,
+    sizes: Sequence[float],
+    explosion: float,
+    t: int,
+    latest: Exchange | None,
+) -> Json | None:
+    """Return the end of the run if a variable is not finite or too large; None otherwise.
+
+    Args:
+        names: of the variables.
+        norms: of the variables after round t.
+        sizes: their norms at the beginning.
+        explosion: how many times t^2 of these they may have.
+        t: the round.
+        latest: the outcome of the last exchange.
+    """
+    for name, norm, size in zip(names, norms, sizes, strict=True):
+        limit = explosion * max(1, t) ** 2 * size
+        if not norm <= limit:
+            client = None if latest is None else latest.largest_sender
+            reason = (
+                f"the norm of {name} is {norm:.3g} after round {t}, the limit {limit:.3g}; "
+                f"client {client} sent the largest message. A smaller step size for {name} often "
+                "helps"
+            )
+            known = {"round": t, "variable": name, "client": client}
+            return {"status": "diverged", **known, "reason": reason}
+    return None
+
+
+def not_finite(record: Json) -> Json | None:
+    """Return the end of the run if a metric is not finite; None otherwise."""
+    for name, value in record.items():
+        if not math.isfinite(value):
+            reason = f"{name} is not finite after round {record['round']}. {_SMALLER}"
+            known = {"round": record["round"], "variable": name}
+            return {"status": "diverged", **known, "reason": reason}
+    return None
+
+
+def starved(error: TooFewReplies, t: int) -> Json:
+    """Return the end of a run that received too few usable replies.
+
+    If most excluded replies were too large or not finite, the run diverged; otherwise it starved.
+    """
+    exchange = error.exchange
+    diverged = exchange.mostly_oversized
+    left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
+    client = int(exchange.request.ids[np.argmax(left_out)])
+    advice = _SMALLER if diverged else "Sample more clients, or lower min_replies"
+    status = "diverged" if diverged else "starved"
+    return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

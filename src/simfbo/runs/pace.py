@@ -1,0 +1,66 @@
+"""How many rounds of a run are run at a time. The numbers do not depend on it."""
+
+import jax
+
+from simfbo.core.federation import Algorithm, Federation
+from simfbo.core.problem import PyTree
+from simfbo.engines.blocks import Blocks, prepare
+from simfbo.runs.verdict import measured
+
+_FIRST, _SECONDS = 8, 0.5  # rounds in the first block; time that one should take at most
+
+
+class Pace:
+    """Blocks of rounds, as long as they may be.
+
+    Attributes:
+        root: the key that those of rounds are folded from.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        seed: int,
+        rounds: int,
+        every: int,
+        one_by_one: bool,
+    ) -> None:
+        """Take what is run, and when it is evaluated.
+
+        Args:
+            algorithm: what is run.
+            federation: on which it is run.
+            seed: of the run.
+            rounds: of the run.
+            every: rounds between evaluations.
+            one_by_one: whether something happens after every round.
+        """
+        self._algorithm, self._federation = algorithm, federation
+        self._rounds, self._every = rounds, every
+        self.root, self._fold = jax.random.key(seed), jax.jit(jax.random.fold_in)
+        self._most = 1 if one_by_one else _FIRST
+        self._blocks: list[Blocks | None] = []  # empty until it is known
+
+    def blocks(self, state: PyTree) -> Blocks | None:
+        """Return what runs several rounds at once; None where rounds need the host."""
+        if not self._blocks:
+            self._blocks.append(prepare(self._algorithm, self._federation, state, measured))
+        return self._blocks[0]
+
+    def key(self, t: int) -> jax.Array:
+        """Return the key of a round."""
+        return self._fold(self.root, t)
+
+    def count(self, t: int) -> int:
+        """Return how many rounds to run from round t on: not beyond the next evaluation."""
+        if t == 1:
+            return 1  # its norms are the scale of those to come
+        due = min(-(-t // self._every) * self._every, self._rounds)
+        return min(self._most, due - t + 1)
+
+    def took(self, rounds: int, seconds: float) -> None:
+        """Learn how long rounds take: a block should be over soon after Ctrl-C."""
+        if self._most > 1 and rounds >= min(self._most, _FIRST):
+            longest = max(1, int(_SECONDS * rounds / max(seconds, 1e-6)))
+            self._most = min(longest, 4 * self._most)
