@@ -13,8 +13,9 @@ from simfbo import DebugFederation, Ledger, Point, SimulatedFederation, algorith
 from simfbo.algorithms import auto_steps, simfbo
 from simfbo.algorithms._pacing import size_of
 from simfbo.core.federation import View
+from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed
-from simfbo.core.sampling import without_replacement
+from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
 
@@ -399,3 +400,48 @@ def test_client_steps_have_names_of_their_own():
     for name in ("simfbo", "fednest"):
         names = [step.__name__ for step in made(name).client_steps]
         assert len(names) == len(set(names))
+
+
+# In blocks
+
+
+def slower(plan):
+    """Return SimFBO whose clients take a fifth of their steps: the same but for the numbers."""
+    local = Point(0.0, 0.2 * plan.local.y, 0.2 * plan.local.v)
+    return simfbo(PROBLEM, local, plan.server)
+
+
+def test_what_a_build_makes_of_the_steps_is_no_other_ones():
+    """Programs of equal forms are shared: those of the first method must not serve the second."""
+    ends = {}
+    for name, build in (("plain", BUILDS["simfbo"]), ("slower", slower)):
+        for strategy in ("lanes", "batches"):
+            federation = SimulatedFederation(TASK.data, local_work=constant(3), strategy=strategy)
+            method = auto_steps(build, PROBLEM, TASK.x0, 20)
+            ends[name, strategy] = finish(method, federation, rounds=20).state.y
+    for name in ("plain", "slower"):
+        np.testing.assert_allclose(ends[name, "batches"], ends[name, "lanes"], rtol=1e-9)
+    assert np.abs(ends["plain", "lanes"] - ends["slower", "lanes"]).max() > 1e-4
+
+
+WORLDS = {
+    "refusals while measuring": ("fedbio", {}, {
+        "sampler": without_replacement(2), "absence": drop_out(0.1),
+    }),
+    "too large where a window ends": ("simfbo", {"x": 0.1}, {"gate": Gate(max_norm=30.0)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_histories_are_those_of_lanes(world):
+    """Refusals in the rounds in which they happened; failures of `finish` in their own round."""
+    (name, units, options), found = WORLDS[world], []
+    for strategy in ("lanes", "batches"):
+        data = in_units(quadratic(), **units).task(P).data
+        federation = SimulatedFederation(data, strategy=strategy, **options)
+        history = finish(made(name, rounds=60), federation, rounds=60, seed=1)
+        lines = [(line["round"], line["client"], line["reason"]) for line in history.refusals]
+        end = {key: history.end[key] for key in history.end if key != "reason"}
+        found.append((lines, end, history.records[-1]["refused"], history.records[-1]["round"]))
+    assert found[0] == found[1]
+    assert found[0][0]

@@ -24,6 +24,7 @@ from simfbo.tasks import quadratic  # noqa: E402
 
 TASK = quadratic(clients=11, dim_x=2, dim_y=3, samples=4, noise=0.3, seed=1)
 DRAWN = quadratic(clients=11, dim_x=2, dim_y=3, samples=4, noise=0.3, batch_size=2, seed=1)
+TWO = quadratic(clients=2, dim_x=2, dim_y=3, samples=4, noise=0.3, seed=1)
 STEPS = Point(x=0.05, y=0.2, v=0.1)
 METHOD = simfbo(TASK.problem, STEPS)
 GATHERING = fednest(TASK.problem, STEPS, 1, 2, mode="as_released")
@@ -33,6 +34,7 @@ CASES = {
     "sampled": (METHOD, TASK, {"sampler": without_replacement(5), "chunk": 1}),
     "replaced": (METHOD, DRAWN, {"sampler": with_replacement(6)}),
     "gathered": (GATHERING, TASK, {"chunk": 2}),
+    "all of two": (METHOD, TWO, {"sampler": with_replacement(2)}),
     "refused": (METHOD, TASK, {"gate": Gate(max_norm=4.0), "absence": drop_out(0.3)}),
 }
 
@@ -45,7 +47,9 @@ def go(method, task, devices, **options):
 def compare():
     found = {"differences": {}, "same ledgers": {}, "same refusals": {}}
     for name, (method, task, world) in CASES.items():
-        (one, first), (many, second) = (go(method, task, devices, **world) for devices in (1, 4))
+        (one, first), (many, second) = (
+            go(method, task, devices, **world) for devices in (1, 2 if task is TWO else 4)
+        )
         pairs = zip(jax.tree.leaves(one.state), jax.tree.leaves(many.state), strict=True)
         found["differences"][name] = max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
         found["same ledgers"][name] = first.ledger == second.ledger

@@ -30,7 +30,7 @@ def found():
 
 def test_four_devices_compute_what_one_does(found):
     """For cohorts of everyone, sampled with and without replacement, in chunks, with refusals."""
-    assert len(found["differences"]) == 6
+    assert len(found["differences"]) == 7
     assert max(found["differences"].values()) < 1e-12
     assert all(found["same ledgers"].values())
     assert all(found["same refusals"].values())

@@ -243,7 +243,10 @@ def auto_steps(
     settings = {**like.settings, "rounds": rounds}
     hosted, form = Hosted(ahead, prepare, iterate, paced), like.traced.form
     if form is not None:
-        form = ("auto", form, rounds, plain, typical)
+        # What `build` makes of step sizes shows in those of other ones.
+        other = build(plan_for(Sizes(1.1, 0.37, 1.7, 0.53), rules, rounds)).traced.numbers
+        made = tuple(map(float, jax.tree.leaves(other))), jax.tree.structure(other)
+        form = ("auto", form, made, rounds, plain, typical)
     return like._replace(
         init=init, round=round, client_steps=client_steps, settings=settings,
         tracing=Tracing(round, form, hosted=hosted),

@@ -4,7 +4,7 @@ import os
 
 from simfbo.errors import UserError, plain
 
-_KINDS = ("cpu", "gpu", "tpu")
+_KINDS = {"cpu": "cpu", "gpu": "cuda", "rocm": "rocm", "tpu": "tpu"}  # as JAX calls them
 _MOST = 64
 
 
@@ -12,15 +12,16 @@ def use_device(name: str) -> None:
     """Let JAX use devices of one kind; call this before anything else uses JAX.
 
     Args:
-        name: cpu, gpu or tpu; cpu:4 for four devices, which share the processor.
+        name: cpu, gpu (NVIDIA's), rocm (AMD's) or tpu; cpu:4 for four devices, which share the
+            processor.
     """
     kind, colon, count = name.partition(":")
     wanted = int(count) if count.isdecimal() and len(count) < 4 else 0
     if kind not in _KINDS or (colon and not (kind == "cpu" and 1 <= wanted <= _MOST)):
         raise UserError(
-            f"--device takes cpu, gpu, tpu, or cpu:2 to cpu:{_MOST}; got '{plain(name)}'."
+            f"--device takes cpu, gpu, rocm, tpu, or cpu:2 to cpu:{_MOST}; got '{plain(name)}'."
         )
-    os.environ["JAX_PLATFORMS"] = kind
+    os.environ["JAX_PLATFORMS"] = _KINDS[kind]
     if wanted:
         flag = f"--xla_force_host_platform_device_count={wanted}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -33,7 +34,7 @@ def _require_there(kind: str) -> None:
 
     try:
         jax.devices()
-    except RuntimeError:
+    except (AssertionError, RuntimeError):
         raise UserError(
             f"JAX finds no {kind} here: install it for one, as in pip install 'jax[cuda12]' or "
             "'jax[tpu]', or omit --device."

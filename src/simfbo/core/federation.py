@@ -113,14 +113,20 @@ class Federation(Protocol):
     """What an algorithm can do with its clients: sample a cohort, sum or gather its messages.
 
     Attributes:
-        ledger: what was sent so far.
-        refusals: the replies refused since the runner last took them.
         secret: whether cohorts and noise come from randomness that nobody can reproduce.
     """
 
-    ledger: Ledger
-    refusals: list[Refusal]
     secret: bool
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what was sent so far."""
+        ...
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Return the replies refused since the runner last took them."""
+        ...
 
     @property
     def latest(self) -> Exchange | None:
@@ -195,9 +201,17 @@ class View:
     def __init__(self, federation: Federation, sum: Verb, gather: Verb) -> None:
         """Take the federation and the two functions, which usually call the federation's own."""
         self._federation, self._sum, self._gather = federation, sum, gather
-        self.ledger: Ledger = federation.ledger
-        self.refusals: list[Refusal] = getattr(federation, "refusals", [])
         self.secret: bool = getattr(federation, "secret", False)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what was sent so far."""
+        return self._federation.ledger
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Return the replies refused since the runner last took them."""
+        return getattr(self._federation, "refusals", [])
 
     @property
     def n(self) -> int:

@@ -6,7 +6,7 @@ local steps, step sizes, a random key) travel with the request and are not.
 
 from dataclasses import dataclass, field
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -82,6 +82,11 @@ def is_per_client(part: PyTree) -> bool:
     return isinstance(part, PerClient)
 
 
+def _width(dtype: Any) -> int:
+    """Return the bytes of a number, in the precision in which it is computed and sent."""
+    return jax.dtypes.canonicalize_dtype(dtype).itemsize
+
+
 def _size(message: PyTree, clients: int, exchanges: int) -> tuple[int, int]:
     """Return how many numbers and bytes all clients together send or receive."""
     numbers = octets = 0
@@ -89,5 +94,5 @@ def _size(message: PyTree, clients: int, exchanges: int) -> tuple[int, int]:
         times = exchanges if is_per_client(part) else clients
         for leaf in jax.tree.leaves(part):
             numbers += times * leaf.size
-            octets += times * leaf.size * leaf.dtype.itemsize
+            octets += times * leaf.size * _width(leaf.dtype)
     return numbers, octets

@@ -67,13 +67,14 @@ class Script(NamedTuple):
             found: list[Any] = []
             cohorts: list[Cohort] = []
             for event, keys in zip(self.events, words, strict=True):
+                key = server.key(keys[k])
                 if event.kind == "cohort":
-                    cohorts.append(server.draw_cohort(keys[k]))
+                    cohorts.append(server.draw_cohort(key))
                     found.append(cohorts[-1])
                 elif event.kind == "rho":
-                    found.append(server.draw_rho(keys[k]))
+                    found.append(server.draw_rho(key))
                 else:
-                    found.append(server.draw_row(keys[k], cohorts[event.cohort]))
+                    found.append(server.draw_row(key, cohorts[event.cohort]))
             if any(len(cohort.ids) != len(server.example.ids) for cohort in cohorts):
                 break
             rounds.append(found)

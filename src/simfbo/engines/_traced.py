@@ -45,8 +45,7 @@ class _Common:
 
     def __init__(self, server: Server, fixed: Fixed) -> None:
         self.server, self.fixed, self.engine = server, fixed, server.engine
-        self.ledger, self.secret = Ledger(), False
-        self.refusals: list[Refusal] = []
+        self.secret = False
         self.latest: Any = None
         self.ids: list[Any] = []  # of the cohorts so far
 
@@ -58,6 +57,16 @@ class _Common:
     @property
     def p(self) -> np.ndarray:
         """Refuse: the weights are no constants of a program."""
+        raise NeedsHost
+
+    @property
+    def ledger(self) -> Ledger:
+        """Refuse: it is counted after the rounds."""
+        raise NeedsHost
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Refuse: they are known after the rounds."""
         raise NeedsHost
 
     def index(self, cohort: Cohort) -> int:
@@ -126,10 +135,9 @@ class Listener(_Common):
         server, engine, size = self.server, self.engine, len(self.server.example.ids)
         plan = server.plan(np.ones(size, np.int32))
         call = Call(client_step, payload, server.example, plan, as_sizes(eta), key, single)
-        like, layout = engine.like(call), engine.layout(call)
+        like, layout = engine.like(call), engine.layout(call, server.cohort is not None)
         if layout is None:
             raise NeedsHost
-        layout = layout._replace(whole=layout.whole and server.cohort is not None)
         down = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), payload)
         stacked = engine.stacks(call, like)
         self.exchanges.append(OneExchange(client_step.__name__, down, like, size, stacked, layout))

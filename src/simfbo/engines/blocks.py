@@ -206,6 +206,8 @@ def prepare(
         return None
     if federation.strategy == "lanes" or federation.gate.max_norm == "auto":
         return None
+    if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
+        return None  # a number of Python's, which may be anything
     server, traced = Server.of(federation), algorithm.traced
     if traced.form is not None:
         found = _prepared(algorithm, traced, server, state, measure)
@@ -262,7 +264,7 @@ def _build(
     job = partial(_block, round, script, server, algorithm.residuals, measure, length, shapes)
     try:
         lowered = jax.jit(job).lower(given, np.int32(1))
-    except (TypeError, jax.errors.JAXTypeError):
+    except Exception:
         return None
     return _Compiled(script, length, lowered.compile(), _Notes.of(shapes[-1]))
 

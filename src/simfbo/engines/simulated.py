@@ -116,8 +116,13 @@ class SimulatedFederation(Engine):
         found = self._run(call, stacked, absent, self.gate, 1)
         return found.total, found.squares, found.passed
 
-    def layout(self, call: Call) -> Layout | None:
-        """Return how to compute a cohort in batches; None where it is computed in lanes."""
+    def layout(self, call: Call, always: bool = True) -> Layout | None:
+        """Return how to compute a cohort in batches; None where it is computed in lanes.
+
+        Args:
+            call: what to compute.
+            always: whether the cohort is the same in every round.
+        """
         size, n = len(call.cohort.ids), self.data.n
         if self.strategy == "lanes":
             return None
@@ -125,7 +130,7 @@ class SimulatedFederation(Engine):
         large = cpu and cost.operations > _LARGE
         if self.strategy == "auto" and large and size > 1 and self.mesh is None:
             return None
-        whole = size == n and is_everyone(call.cohort.ids, n)
+        whole = always and is_everyone(call.cohort.ids, n)
         return _batches.layout_for(
             size, cost.numbers, whole, self.mesh, self.chunk or (1 if large else None)
         )

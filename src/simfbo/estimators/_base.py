@@ -127,8 +127,7 @@ class FederatedLinear(BaseEstimator):
         _require_finished(history)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
-        if self.n_iter_ == self.rounds:
-            _warn_unless_converged(history)
+        _warn_unless_converged(history)
         return history.state
 
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
@@ -225,16 +224,17 @@ def _given(estimator: object, *names: str) -> list[str]:
 def _evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
     """Return (state) -> the upper loss over all clients, and how far y moved since the last time.
 
-    The move is relative to y; it is one while x waits for y, with automatic steps.
+    The move is relative to y; it is one where x has waited for y, with automatic steps.
     """
-    upper, before = upper_loss(setting.problem, setting.data), [setting.y0]
+    upper = upper_loss(setting.problem, setting.data)
+    before = [setting.y0, True]  # y, and whether x waited
 
     def evaluate(state: PyTree) -> dict[str, float]:
         y = jax.tree.map(np.asarray, state.y)
         moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, before[0]), y))
-        before[0] = y
-        waits = hasattr(state, "pace") and not np.asarray(state.pace)[0]
-        return {"upper_loss": upper(state), "y_move": 1.0 if waits or not size else moved / size}
+        waited, waits = before[1], hasattr(state, "pace") and not np.asarray(state.pace)[0]
+        before[:] = y, waits
+        return {"upper_loss": upper(state), "y_move": 1.0 if waited or not size else moved / size}
 
     return evaluate
 

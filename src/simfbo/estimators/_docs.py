@@ -9,8 +9,8 @@ _FRAGMENTS = {
     "training": """\
     rounds: the most rounds of training; each is one exchange with the clients.
     tol: training ends early where the upper loss has changed by no more than this, relative to
-        its size, and the models by no more than its square root, in a tenth of the rounds; 0
-        always takes all rounds.
+        its size, and the models by no more than its square root, over two evaluations, which
+        are about a tenth of the rounds; 0 always takes all rounds.
     steps: "auto" chooses step sizes in about 15 further exchanges; or
         `simfbo.Point(x=..., y=..., v=...)`.""",
     "federation": """\

@@ -7,7 +7,7 @@ from simfbo.core.problem import PyTree
 from simfbo.engines.blocks import Blocks, prepare
 from simfbo.runs.verdict import measured
 
-_FIRST, _SECONDS = 8, 0.5  # rounds in the first block; time that one should take at most
+_FIRST, _SECONDS = 2, 0.5  # rounds in the first block; time that one should take at most
 
 
 class Pace:

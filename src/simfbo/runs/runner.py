@@ -255,9 +255,10 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
     are interrupted before that, they do not count.
     """
     begin = _clocks()
-    state, hosted = at.state, job.algorithm.hosted
+    state, hosted, refused = at.state, job.algorithm.hosted, at.refused
     if hosted is not None and at.round >= 0:
         state = hosted.prepare(state, job.federation, pace.key(at.round + 1))
+        refused += _write(job, at.round + 1)
     step = _several(job, at, state, pace) or _one(job, at, state, pace)
     t, norms = step.round, step.norms
     wall, cpu = _clocks()
@@ -267,7 +268,7 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
         t,
         step.state,
         _copy(job.federation.ledger),
-        at.refused + step.refused,
+        refused + step.refused,
         at.seconds + wall - begin[0],
         at.cpu_seconds + cpu - begin[1],
         job.log.add("record"),
@@ -310,7 +311,8 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
         return None
     count = pace.count(t)
     if hosted is not None:
-        count = min(count, hosted.ahead(state))
+        # The last round before `finish` by itself: if that fails, only this one is lost.
+        count = min(count, max(1, hosted.ahead(state) - 1))
     limits = np.full(len(_variables(state)), np.inf)
     if t > 1:
         limits = job.explosion * np.asarray(at.sizes)
