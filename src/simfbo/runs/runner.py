@@ -13,7 +13,6 @@ import numpy as np
 
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
-from simfbo.core.ledger import Ledger
 from simfbo.core.problem import PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
@@ -130,7 +129,7 @@ def run(
         _require_arrays(algorithm.name, first_state)
         header["inputs"] = inputs_of(algorithm, federation)
     log = RunLog(folder, header, checkpoint_seconds)
-    first = Progress(-1, first_state, _copy(federation.ledger))
+    first = Progress(-1, first_state, federation.ledger.copied())
     residuals = Residuals(algorithm, federation, rounds)
     callbacks = _Callbacks(on_round, on_progress, until)
     job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion)
@@ -267,7 +266,7 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
     after = Progress(
         t,
         step.state,
-        _copy(job.federation.ledger),
+        job.federation.ledger.copied(),
         refused + step.refused,
         at.seconds + wall - begin[0],
         at.cpu_seconds + cpu - begin[1],
@@ -338,11 +337,6 @@ def _write(job: _Job, t: int) -> int:
     job.log.add("refusal", *refusals)
     _warn(job, t)
     return len(refusals)
-
-
-def _copy(ledger: Ledger) -> Ledger:
-    """Return a copy of a ledger."""
-    return Ledger(ledger.total, dict(ledger.by_step))
 
 
 def _take_refusals(job: _Job, t: int) -> list[Json]:
