@@ -22,7 +22,7 @@ def quick_compilation(request):
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 (or 1) in the environment decides for all tests instead.
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-        small = request.path.parent.name in ("core", "engines", "algorithms")
+        small = request.path.parent.name in ("core", "engines", "algorithms", "runs", "studies")
         jax.config.update("jax_disable_most_optimizations", small)
 
 

@@ -11,6 +11,7 @@ if sys.argv[1:2] == ["distributed"]:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)  # programs are small and run once
 
 from simfbo import Gate, Point, SimulatedFederation, run  # noqa: E402
 from simfbo.algorithms import fednest, simfbo  # noqa: E402
