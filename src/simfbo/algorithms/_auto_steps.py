@@ -266,6 +266,7 @@ def _hypergradient_step(problem: BilevelProblem) -> ClientStep:
     def hypergradient_size(at: Point[PyTree], client: Client) -> Point[PyTree]:
         return local_steps(draw, at, client)
 
+    hypergradient_size.uncoded = True  # pyright: ignore[reportFunctionMemberAccess]
     return hypergradient_size
 
 

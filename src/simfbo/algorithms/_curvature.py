@@ -75,6 +75,8 @@ def probes(problem: BilevelProblem) -> Probes:
         batch = client.data.lower.full(client.data.client)
         return Point(v=jax.jvp(lambda x: grad_lower_y(problem, x, y, batch), (x,), (u,))[1])
 
+    for step in (curvature, response):
+        step.uncoded = True  # pyright: ignore[reportFunctionMemberAccess]
     return Probes(curvature, response)
 
 

@@ -1,6 +1,6 @@
 """What an algorithm is written with: problems, data, cohorts, and the federation."""
 
-from simfbo.core import aggregation, local_work, partition, privacy, sampling
+from simfbo.core import aggregation, codecs, local_work, partition, privacy, sampling
 from simfbo.core.data import FederatedData, federate, from_clients
 from simfbo.core.federation import Algorithm, Client, Federation
 from simfbo.core.gate import Gate
@@ -18,6 +18,7 @@ __all__ = [
     "PerClient",
     "Point",
     "aggregation",
+    "codecs",
     "federate",
     "from_clients",
     "local_work",

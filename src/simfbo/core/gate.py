@@ -5,13 +5,14 @@ client and the reason; the others are reweighted. A weight never comes from a cl
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core.codecs.codec import BadMessage
 from simfbo.core.exchange import Reason, Refusal, Request
 from simfbo.core.problem import PyTree, Scalar
 from simfbo.core.trees import names
@@ -39,7 +40,7 @@ class Reply(NamedTuple):
     Attributes:
         client: who sends it.
         exchange: the number of the exchange it answers.
-        arrays: the message, an array per leaf, by `names`.
+        arrays: the message, an array per leaf, by `names`; or its bytes, if it is coded.
         repeat: which of the client's draws it answers, where a cohort holds the client twice.
     """
 
@@ -66,15 +67,20 @@ class Admitted(NamedTuple):
 Sender = tuple[int, int] | None  # client and repeat; None where they are unknown
 _MARGIN, _RECENT = 5.0, 5
 Finding = tuple[Reason, str]  # why a reply does not count, and the same in words
+Decode = Callable[[int, bytes], dict[str, np.ndarray]]
 
 
-def admit(replies: Sequence[Any], request: Request, gate: Gate) -> Admitted:
+def admit(
+    replies: Sequence[Any], request: Request, gate: Gate, decode: Decode | None = None
+) -> Admitted:
     """Return the messages that count, in the order of the cohort whatever the order of arrival.
 
     Args:
         replies: whatever arrived.
         request: what the cohort was sent.
         gate: the rules.
+        decode: (position, bytes) -> the message's arrays by name, where messages are coded; raises
+            `BadMessage`.
 
     Returns:
         The messages by position, and the refusals.
@@ -98,10 +104,11 @@ def admit(replies: Sequence[Any], request: Request, gate: Gate) -> Admitted:
         position = positions.get(_sender(reply))
         finding = _stray(reply, request, position, counts)
         if finding is None and position is not None:
-            if wrong := mismatch(reply.arrays, request.like):
+            arrays, wrong = _opened(reply.arrays, position, decode)
+            if wrong := wrong or mismatch(arrays, request.like):
                 finding = Reason.MALFORMED, wrong
             else:
-                message = _rebuilt(reply.arrays, request.like)
+                message = _rebuilt(arrays, request.like)
                 squares[position] = np.asarray(squared_norms(message))
                 finding = too_large(squares[position], names(request.like), gate)
                 messages[position] = message if finding is None else None
@@ -116,6 +123,18 @@ def admit(replies: Sequence[Any], request: Request, gate: Gate) -> Admitted:
         Refusal(request.number, request.client_step, client, *finding) for client, finding in order
     ]
     return Admitted(messages, squares, refusals)
+
+
+def _opened(arrays: Any, position: int, decode: Decode | None) -> tuple[Any, str | None]:
+    """Return the arrays of a reply and, if they cannot be decoded, why not."""
+    if decode is None:
+        return arrays, None
+    if not isinstance(arrays, bytes):
+        return arrays, f"sent a {type(arrays).__name__} in place of a coded message"
+    try:
+        return decode(position, arrays), None
+    except BadMessage as error:
+        return arrays, f"sent {error}"
 
 
 def squared_norms(message: PyTree) -> jax.Array:

@@ -41,7 +41,10 @@ class Purpose(IntEnum):
     CHAINS = 18
     TRUSTED_ROWS = 19
     DROP_OUT = 20
-    NOISE = 2**31 + 11  # folded into keys, where no client and no step has such a number
+    # Folded into keys, where no client and no step has such a number:
+    NOISE = 2**31 + 11
+    CODED_UP = 2**31 + 12
+    CODED_DOWN = 2**31 + 13
 
 
 def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:

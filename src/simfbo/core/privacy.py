@@ -167,7 +167,18 @@ def _protected(client_step: ClientStep, privacy: Privacy) -> ClientStep:
             return message
         return noisy(message, deviations(privacy, 1.0), client.key)
 
+    if privacy.where == "server":
+        protected.limits = privacy.clip  # pyright: ignore[reportAttributeAccessIssue]
     return protected
+
+
+def clipped_again(client_step: ClientStep, message: PyTree) -> PyTree:
+    """Clip a message after decoding, where the server's noise is for messages that are clipped.
+
+    A codec may make a message larger. What a client made noisy itself needs no second look.
+    """
+    limits: Point[float] | None = getattr(client_step, "limits", None)
+    return message if limits is None else clip(message, limits)
 
 
 def deviations(privacy: Privacy, weight: float) -> Point[float]:

@@ -17,13 +17,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from simfbo.core import trees, watch
 from simfbo.core.data import ClientData, FederatedData, OwnSplit, Split
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs, Stacks
-from simfbo.engines.base import as_message, slice_for, zeros_for
+from simfbo.engines._cohort import Found, Inputs, Place, Sender, Stacks
+from simfbo.engines.base import slice_for, zeros_for
 
 AXIS = "clients"
 _WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU
@@ -118,23 +118,23 @@ def _padded(rows: jax.Array, count: int) -> Any:
 
 
 def compute(
-    client_step: ClientStep, like: PyTree, stacked: bool, layout: Layout, inputs: Inputs
+    sender: Sender, like: PyTree, stacked: bool, layout: Layout, inputs: Inputs
 ) -> Found:
     """Sum, or stack, the messages of a cohort.
 
     Args:
-        client_step: what each client does.
+        sender: what each client does, and how its message travels.
         like: a message, abstract.
         stacked: whether to stack.
         layout: how to compute the cohort.
         inputs: what it is computed from.
     """
     if layout.mesh is None:
-        return _computed(client_step, like, stacked, layout, inputs, None)
+        return _computed(sender, like, stacked, layout, inputs, None)
     here, every = PartitionSpec(AXIS), PartitionSpec()
     specs = Inputs._make(here if name == "data" else every for name in Inputs._fields)
     return jax.shard_map(
-        lambda given: _computed(client_step, like, stacked, layout, given, AXIS),
+        lambda given: _computed(sender, like, stacked, layout, given, AXIS),
         mesh=layout.mesh, in_specs=(specs,), out_specs=every, check_vma=False,
     )(inputs)  # fmt: skip
 
@@ -148,7 +148,7 @@ class _Sums(NamedTuple):
 
 
 def _computed(
-    client_step: ClientStep,
+    sender: Sender,
     like: PyTree,
     stacked: bool,
     layout: Layout,
@@ -156,7 +156,7 @@ def _computed(
     axis: str | None,
 ) -> Found:
     """Compute this device's clients, and add up what all devices found."""
-    size, cohort = len(inputs.places), _Cohort(client_step, inputs, layout, axis)
+    size, cohort = len(inputs.places), _Cohort(sender, inputs, layout, axis)
     probe = watch.probe_of(like, size)
     probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
     small = axis is None and layout.chunks == 1 and len(probes) == size
@@ -177,7 +177,7 @@ def _computed(
         return jax.lax.cond(inputs.look, look, lambda: nothing)
 
     def step(sums: _Sums, c: Any) -> tuple[_Sums, PyTree]:
-        positions, (messages, squares, ok) = cohort.chunk(c)
+        positions, (messages, squares, ok, octets) = cohort.chunk(c)
         total, square, probes = sums
         if not stacked:
             own = jax.tree.map(partial(_weighted, cohort.weights(positions)), messages)
@@ -187,7 +187,8 @@ def _computed(
             squares, probes = looked_at(messages, positions, probes)
         else:
             probes = probed(messages, positions, probes)
-        return _Sums(total, square, probes), (messages if stacked else (), squares, ok, positions)
+        kept = messages if stacked else ()
+        return _Sums(total, square, probes), (kept, squares, ok, octets, positions)
 
     sums = _Sums(None, jnp.zeros(()), probes)
     if layout.chunks == 1:
@@ -206,18 +207,18 @@ def _computed(
         sums, rows = jax.lax.psum((sums, rows), axis)
     elif layout.chunks * layout.chunk != size:
         rows = jax.tree.map(lambda a: a[:size], rows)
-    messages, squares, ok = rows
+    messages, squares, ok, octets = rows
     total = messages if stacked else sums.total
-    return Found(total, squares, ok, sums.probes, jnp.isfinite(sums.square))
+    return Found(total, squares, ok, sums.probes, jnp.isfinite(sums.square), octets)
 
 
 class _Cohort:
     """The clients of a cohort that one device computes."""
 
     def __init__(
-        self, client_step: ClientStep, inputs: Inputs, layout: Layout, axis: str | None
+        self, sender: Sender, inputs: Inputs, layout: Layout, axis: str | None
     ) -> None:
-        self._step, self._in, self._layout = client_step, inputs, layout
+        self._sender, self._in, self._layout = sender, inputs, layout
         self._size = len(inputs.places)
         self._first = 0  # the place of the first client whose data is here
         count = layout.chunks * layout.chunk
@@ -238,16 +239,18 @@ class _Cohort:
                 )
 
     def slot(self, j: Any) -> tuple[PyTree, ...]:
-        """Return what belongs to a position of the cohort, except its data."""
+        """Return what a client sends is made of: payload, data, work and place."""
         given, plan = self._in, self._in.plan
-        key = client_key(given.key, jnp.asarray(given.ids)[j], jnp.asarray(given.repeats)[j])
+        place = Place(given.key, jnp.asarray(given.ids)[j], jnp.asarray(given.repeats)[j])
         own = plan if jnp.ndim(plan.tau) == 0 else jax.tree.map(lambda a: jnp.asarray(a)[j], plan)
-        return slice_for(given.payload, j), self._data(jnp.asarray(given.places)[j]), own, key
+        return slice_for(given.payload, j), self._data(jnp.asarray(given.places)[j]), own, place
 
-    def message(self, payload: PyTree, data: ClientData, plan: LocalPlan, key: jax.Array) -> PyTree:
-        """Return a client's message."""
-        client = Client(data, plan, self._in.eta, key)
-        return as_message(self._step, self._step(payload, client))
+    def message(
+        self, j: Any, payload: PyTree, data: ClientData, plan: LocalPlan, place: Place
+    ) -> tuple[PyTree, Any]:
+        """Return what arrives from the client at a position, and its bytes."""
+        client = Client(data, plan, self._in.eta, client_key(*place))
+        return self._sender.send(payload, client, place, self._in.is_weighed(j))
 
     def chunk(self, c: Any) -> tuple[Any, PyTree]:
         """Return the positions of a chunk of clients, and what they send; see `_sent`."""
@@ -272,8 +275,8 @@ class _Cohort:
             return weights
         return jnp.where(positions < self._size, weights[jnp.minimum(positions, self._size - 1)], 0)
 
-    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, Any, Any]:
-        """Return messages, squared norms and admissions; messages that do not count are zero.
+    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, Any, Any, Any]:
+        """Return messages, squared norms, admissions and bytes; what does not count is zero.
 
         Where only what is not finite is refused, which shows in the sum, messages are all.
         """
@@ -281,31 +284,32 @@ class _Cohort:
         safe = np.minimum if isinstance(positions, np.ndarray) else jnp.minimum
         at = safe(positions, size - 1)
         if chunk == 1:
-            z = jax.tree.map(lambda a: a[None], self.message(*self.slot(at[0])))
+            own = self.message(at[0], *self.slot(at[0]))
+            z, octets = jax.tree.map(lambda a: a[None], own)
         else:
-            z = self._batch(at, c)
+            z, octets = self._batch(at, c)
         if self._in.present is None:
-            return z, None, None
+            return z, None, None, octets
         present = jnp.asarray(self._in.present)[at] & jnp.asarray(positions < size)
         squares = jnp.where(present[:, None], jax.vmap(squared_norms)(z), 0.0)
         ok = jax.vmap(within, (0, None))(squares, self._in.limit) & present
         z = jax.tree.map(lambda a: jnp.where(_column(ok, a), a, jnp.zeros_like(a)), z)
-        return z, squares, ok
+        return z, squares, ok, octets
 
-    def _batch(self, at: Any, c: Any) -> PyTree:
-        """Return the messages of the clients at some positions, computed side by side."""
+    def _batch(self, at: Any, c: Any) -> tuple[PyTree, Any]:
+        """Return messages and bytes of the clients at some positions, computed side by side."""
         given, chunk = self._in, self._layout.chunk
         if not (self._layout.whole and isinstance(given.data, Stacks)):
-            return jax.vmap(lambda j: self.message(*self.slot(j)))(at)
+            return jax.vmap(lambda j: self.message(j, *self.slot(j)))(at)
         # Everyone in order: the data is there as it is needed, with nothing to gather.
         own = given.data if self._layout.chunks == 1 else jax.tree.map(
             lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk), given.data
         )  # fmt: skip
 
-        def one(j: Any, lower: OwnSplit, upper: OwnSplit) -> PyTree:
-            payload, _, plan, key = self.slot(j)
+        def one(j: Any, lower: OwnSplit, upper: OwnSplit) -> tuple[PyTree, Any]:
+            payload, _, plan, place = self.slot(j)
             data = ClientData(lower, upper, jnp.asarray(given.places)[j])
-            return self.message(payload, data, plan, key)
+            return self.message(j, payload, data, plan, place)
 
         return jax.vmap(one)(at, *own)
 

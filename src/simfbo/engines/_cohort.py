@@ -3,10 +3,16 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from simfbo.core.codecs.messages import Codecs, code_message, up_key
 from simfbo.core.data import ClientData, OwnSplit
+from simfbo.core.federation import Client, ClientStep
+from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
+from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree
+from simfbo.engines.base import as_message
 
 Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
 
@@ -35,6 +41,7 @@ class Inputs(NamedTuple):
         look: whether squared norms and probes are wanted, where `present` is None.
         limit: the gate's; None for an open one.
         window: the first position whose message is probed.
+        weighed: positions whose coded bytes are computed; None for all of them.
         key: of the exchange.
     """
 
@@ -50,7 +57,12 @@ class Inputs(NamedTuple):
     look: Any
     limit: Any
     window: Any
+    weighed: Any
     key: jax.Array
+
+    def is_weighed(self, position: Any) -> Any:
+        """Return whether the bytes of the message at a position are computed."""
+        return True if self.weighed is None else jnp.any(jnp.asarray(self.weighed) == position)
 
 
 class Found(NamedTuple):
@@ -62,6 +74,7 @@ class Found(NamedTuple):
         passed: which of them passed the gate; None for all of them.
         probes: what is compared of some (`simfbo.core.watch`).
         finite: whether all messages are finite, where `passed` is None.
+        octets: bytes of the coded messages, zero where they are not computed; None without codecs.
     """
 
     total: PyTree
@@ -69,3 +82,43 @@ class Found(NamedTuple):
     passed: Any
     probes: Any
     finite: Any = True
+    octets: Any = None
+
+
+class Sender(NamedTuple):
+    """A client step, and how its messages travel; it is a part of the compiled program.
+
+    Attributes:
+        client_step: what each client does.
+        codecs: how messages are coded; None for not at all.
+    """
+
+    client_step: ClientStep
+    codecs: Codecs | None = None
+
+    def send(
+        self, payload: PyTree, client: Client, place: "Place", weigh: Any = True
+    ) -> tuple[PyTree, Any]:
+        """Return what arrives of a client's message, and its bytes; None without codecs.
+
+        Args:
+            payload: what the client receives.
+            client: who it is.
+            place: what its code is drawn from.
+            weigh: whether the bytes are wanted; otherwise they are zero.
+        """
+        message = as_message(self.client_step, self.client_step(payload, client))
+        if self.codecs is None:
+            return message, None
+        key = client_key(up_key(place.key), place.client, place.repeat)
+        coded = code_message(self.codecs, message, key)
+        octets = jax.lax.cond(weigh, coded.weigh, lambda: jnp.zeros(()))
+        return clipped_again(self.client_step, coded.tree), octets
+
+
+class Place(NamedTuple):
+    """Whose message it is, and in which exchange."""
+
+    key: jax.Array
+    client: Any
+    repeat: Any

@@ -17,25 +17,25 @@ import numpy as np
 
 from simfbo.core import trees, watch
 from simfbo.core.data import ClientData
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs
-from simfbo.engines.base import as_message, slice_for, zeros_for
+from simfbo.engines._cohort import Found, Inputs, Place, Sender
+from simfbo.engines.base import slice_for, zeros_for
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 Program = Callable[..., Any]
 
 
-def build(client_step: ClientStep, stacked: bool, inputs: Inputs) -> Program:
+def build(sender: Sender, stacked: bool, inputs: Inputs) -> Program:
     """Compile the program of a lane.
 
     Compiled ahead of the call: the second thread does not share JAX's thread-local settings and
     must have nothing left to trace.
     """
     zero, order = np.int32(0), np.zeros(len(inputs.ids), np.int32)
-    job = jax.jit(partial(_gated_sum, client_step, stacked))
+    job = jax.jit(partial(_gated_sum, sender, stacked))
     return job.lower(inputs, order, zero, zero).compile()
 
 
@@ -43,10 +43,15 @@ def compute(program: Program, inputs: Inputs, tau: np.ndarray, present: np.ndarr
     """Run a cohort in two lanes."""
     order, middle, end = deal(tau, ~present)
     if middle == end:
-        return Found(*program(inputs, order, np.int32(0), end))
+        return _found(program(inputs, order, np.int32(0), end))
     wide = jnp.result_type(float) == jnp.float64
     second = _SECOND_LANE.submit(_run_lane, wide, program, (inputs, order, middle, end))
-    return Found(*_ADD(program(inputs, order, np.int32(0), middle), second.result()))
+    return _found(_ADD(program(inputs, order, np.int32(0), middle), second.result()))
+
+
+def _found(sums: PyTree) -> Found:
+    *rest, octets = sums
+    return Found(*rest, octets=octets)
 
 
 def _run_lane(wide: bool, program: Program, inputs: tuple[Any, ...]) -> PyTree:
@@ -75,7 +80,7 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
 
 
 def _gated_sum(
-    client_step: ClientStep,
+    sender: Sender,
     stacked: bool,
     inputs: Inputs,
     order: jax.Array,
@@ -91,12 +96,13 @@ def _gated_sum(
     def message(j: jax.Array | int) -> PyTree:
         data = view._replace(client=inputs.places[j])
         client = Client(data, inputs.plan[j], inputs.eta, keys[j])
-        return as_message(client_step, client_step(slice_for(inputs.payload, j), client))
+        place = Place(inputs.key, jnp.asarray(inputs.ids)[j], jnp.asarray(inputs.repeats)[j])
+        return sender.send(slice_for(inputs.payload, j), client, place, inputs.is_weighed(j))
 
     def add(k: jax.Array, carry: PyTree) -> PyTree:
-        total, squares, passed, probes = carry
+        total, squares, passed, probes, octets = carry
         j = order[k]
-        z = message(j)
+        z, sent = message(j)
         own = squared_norms(z)
         ok = within(own, inputs.limit)
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
@@ -106,13 +112,16 @@ def _gated_sum(
             total = trees.add_scaled(total, inputs.weights[j], z)
         squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
         row = (j - inputs.window) % size
-        return total, squares, passed, probes.at[row].set(watch.take(probe, z), mode="drop")
+        probes = probes.at[row].set(watch.take(probe, z), mode="drop")
+        octets = None if octets is None else octets.at[j].set(sent)
+        return total, squares, passed, probes, octets
 
-    like = jax.eval_shape(message, 0)
+    like, _ = jax.eval_shape(message, 0)
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
     probe = watch.probe_of(like, size)
     probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
-    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes
+    octets = None if sender.codecs is None else jnp.zeros(size)
+    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes, octets
     return jax.lax.fori_loop(start, stop, add, carry)
 
 

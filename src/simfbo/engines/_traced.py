@@ -20,7 +20,7 @@ from simfbo.core.ledger import Ledger
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines import _batches
-from simfbo.engines._cohort import Found, Inputs
+from simfbo.engines._cohort import Found, Inputs, Sender
 from simfbo.engines._script import Event, OneExchange, Script
 from simfbo.engines._server import Fixed, Server
 from simfbo.engines.base import Call
@@ -289,9 +289,10 @@ class Traced(_Common):
             look=self._looks[e],
             limit=fixed.limit,
             window=watch.window_start(one.size, self._number + e),
+            weighed=None,
             key=key,
         )
-        found = _batches.compute(client_step, one.like, one.stacked, one.layout, inputs)
+        found = _batches.compute(Sender(client_step), one.like, one.stacked, one.layout, inputs)
         self.notes.append(Noted(found.squares, found.passed, found.probes))
         self.usual &= found.finite
         factor = None

@@ -11,13 +11,26 @@ import numpy as np
 
 from simfbo.core import aggregation, gate, trees, watch
 from simfbo.core.aggregation import Aggregator
+from simfbo.core.codecs.messages import (
+    REQUEST_BYTES,
+    Codecs,
+    code_payload,
+    decode_message,
+    decode_payload,
+    down_key,
+    encode_payload,
+    require_consistent,
+    start_of,
+    up_key,
+)
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Refusal, Request
 from simfbo.core.federation import Client, ClientStep
-from simfbo.core.gate import Gate
-from simfbo.core.keys import secret_key
-from simfbo.core.ledger import Ledger, is_per_client
+from simfbo.core.gate import Decode, Gate
+from simfbo.core.keys import client_key, secret_key
+from simfbo.core.ledger import Ledger, Octets, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalWork, constant
+from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
 from simfbo.core.watch import Memory, Suspicion
@@ -31,12 +44,14 @@ class Call(NamedTuple):
 
     Attributes:
         client_step: what each client does.
-        payload: what each client receives.
+        payload: what each client receives, after decoding.
         cohort: who is asked.
         plan: local work, by position in the cohort.
         eta: the clients' step sizes.
         key: of the exchange.
         single: whether the algorithm wants messages one by one rather than their weighted sum.
+        codecs: how messages are coded; None for not at all.
+        sent: the payload as it was coded.
     """
 
     client_step: ClientStep
@@ -46,6 +61,15 @@ class Call(NamedTuple):
     eta: Point[PyTree]
     key: jax.Array
     single: bool
+    codecs: Codecs | None = None
+    sent: "Sent | None" = None
+
+
+class Sent(NamedTuple):
+    """A coded payload: its bytes, where they were made, and how many there are for one client."""
+
+    data: bytes | None
+    octets: float
 
 
 class Trace(NamedTuple):
@@ -59,6 +83,7 @@ class Engine(ABC):
     """A federation, except for how messages are computed or fetched.
 
     Attributes:
+        start: x0 and y0 of the run, for codecs that are relative to it; the runner sets it.
         suspicions: what stood out in messages since the runner last took them.
         memory: what later exchanges need to know of earlier ones, as JSON values; replaced, never
             changed. The runner stores it with the checkpoints.
@@ -73,6 +98,7 @@ class Engine(ABC):
         gate: Gate | None = None,
         aggregators: Point[Aggregator | None] | None = None,
         absence: Absence | None = None,
+        codecs: Codecs | None = None,
     ) -> None:
         """Hold the data; by default every client takes part, with one local step.
 
@@ -83,13 +109,18 @@ class Engine(ABC):
             gate: the rules that a reply must satisfy; by default it must be finite.
             aggregators: how replies are combined, by channel; weighted sums by default.
             absence: which clients fail to reply, to simulate drop-outs; none by default.
+            codecs: how messages are coded, by direction and channel; not at all by default.
         """
+        if codecs is not None:
+            require_consistent(codecs)
         self.data = data
         self.sampler = sampler or everyone()
         self.local_work = local_work or constant(1)
         self.gate = gate or Gate()
         self.aggregators = aggregators or Point()
         self.absence = absence
+        self.codecs = codecs
+        self.start: Point[PyTree] | None = None
         self.ledger = Ledger()
         self.latest: Exchange | None = None
         self.refusals: list[Refusal] = []
@@ -120,8 +151,9 @@ class Engine(ABC):
         Not who is absent and how many must reply: a run that was starved goes on with others.
         """
         gate = self.gate._replace(min_replies=1)
-        return {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
-                "aggregators": self.aggregators}  # fmt: skip
+        found = {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
+                 "aggregators": self.aggregators}  # fmt: skip
+        return found if self.codecs is None else found | {"codecs": self.codecs.names}
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
@@ -185,7 +217,20 @@ class Engine(ABC):
     ) -> Call:
         plan = self.local_work(key, self.data.n, cohort.ids)
         sizes = jax.tree.map(lambda size: np.asarray(size, float), eta)
-        return Call(client_step, payload, cohort, plan, sizes, key, single)
+        codecs, sent = self.codecs_of(client_step), None
+        if codecs is not None:
+            payload, sent = self.deliver(codecs, payload, key)
+        return Call(client_step, payload, cohort, plan, sizes, key, single, codecs, sent)
+
+    def codecs_of(self, client_step: ClientStep) -> Codecs | None:
+        """Return how the messages of a client step are coded; some measure, and are not."""
+        return None if getattr(client_step, "uncoded", False) else self.codecs
+
+    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
+        """Return what clients receive of a payload: by default in JAX, without any bytes."""
+        start = trees.on_device(start_of(codecs, payload, self.start))
+        found, octets = _delivered(codecs, payload, start, down_key(key))
+        return found, Sent(None, float(octets))
 
     def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
         """Collect messages; ask again if the automatic limit turns out not to fit."""
@@ -213,13 +258,24 @@ class Engine(ABC):
         found, exchange = self.collect(call)
         request, size = exchange.request, len(call.cohort.ids)
         silent = sum(refusal.reason.silent for refusal in exchange.refusals)
-        self.ledger.record(request.client_step, size, size - silent, call.payload, request.like)
+        self.ledger.record(
+            request.client_step, size, size - silent, call.payload, request.like,
+            coded=self._octets(call, exchange, size - silent),
+        )  # fmt: skip
         self.latest = exchange
         if self.gate.max_norm == "auto":
             norms, step = self.memory.get("norms", {}), request.client_step
             recent = gate.with_median(norms.get(step, []), gate.median_norm(exchange.squares))
             self.memory = {**self.memory, "norms": {**norms, step: recent}}
         return found, exchange
+
+    def _octets(self, call: Call, exchange: Exchange, replied: int) -> Octets | None:
+        """Return the bytes of an exchange whose messages are coded."""
+        if call.codecs is None or call.sent is None or exchange.octets is None:
+            return None
+        down = len(call.cohort.ids) * (call.sent.octets + REQUEST_BYTES)
+        computed = call.sent.data is None and not call.codecs.exact_size
+        return weighed(exchange.octets, replied, down, computed)
 
     def rules(self, client_step: str) -> Gate:
         """Return the gate of the next exchange with a client step; its limit is a number."""
@@ -262,6 +318,64 @@ class Engine(ABC):
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
+
+
+@partial(jax.jit, static_argnums=0)
+def _delivered(codecs: Codecs, payload: PyTree, start: PyTree, key: jax.Array) -> Any:
+    coded = code_payload(codecs, payload, start, key)
+    return coded.tree, coded.weigh()
+
+
+def really_delivered(
+    codecs: Codecs, payload: PyTree, start: Point[PyTree] | None, key: jax.Array
+) -> tuple[PyTree, Sent]:
+    """Return what clients receive of a payload, decoded from its bytes."""
+    own, base = down_key(key), trees.on_device(start_of(codecs, payload, start))
+    data = encode_payload(codecs, payload, base, own)
+    rest = sum(
+        leaf.nbytes // max(1, len(leaf))
+        for part in jax.tree.leaves(payload, is_leaf=is_per_client) if is_per_client(part)
+        for leaf in jax.tree.leaves(part)
+    )  # fmt: skip
+    return decode_payload(codecs, data, base, own, payload), Sent(data, len(data) + rest)
+
+
+def code_key(call: Call, position: int) -> jax.Array:
+    """Return the key that the message at a position is coded with."""
+    ids = call.cohort.ids
+    repeat = int(np.count_nonzero(ids[:position] == ids[position]))
+    return client_key(up_key(call.key), int(ids[position]), repeat)
+
+
+def decoder(call: Call, like: PyTree) -> Decode | None:
+    """Return what decodes the replies of a call; None where they are not coded."""
+    codecs = call.codecs
+    if codecs is None:
+        return None
+
+    def decode(position: int, data: bytes) -> dict[str, np.ndarray]:
+        found = decode_message(codecs, data, code_key(call, position), like)
+        return trees.as_arrays(clipped_again(call.client_step, found))
+
+    return decode
+
+
+def weighed(octets: np.ndarray, replied: int, down: float, computed: bool) -> Octets:
+    """Return the bytes of an exchange, of which some clients' messages were weighed.
+
+    Args:
+        octets: by position; not a number where they are unknown.
+        replied: clients that replied.
+        down: bytes of the payloads.
+        computed: whether bytes are lengths of codes rather than counted.
+    """
+    known = octets[np.isfinite(octets)]
+    up = replied * float(known.mean()) if len(known) else 0.0
+    variance = 0.0
+    if 1 < len(known) < replied:  # of a sample without replacement
+        variance = replied**2 * (1 - len(known) / replied) * float(known.var(ddof=1)) / len(known)
+    some = computed or len(known) < replied
+    return Octets(down, up, down * computed + up * some, variance)
 
 
 def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:

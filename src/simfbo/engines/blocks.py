@@ -204,6 +204,8 @@ def prepare(
     """
     if not isinstance(federation, SimulatedFederation) or federation.secret:
         return None
+    if federation.codecs is not None:
+        return None
     if federation.strategy == "lanes" or federation.gate.max_norm == "auto":
         return None
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):

@@ -5,11 +5,12 @@ from typing import final
 import jax
 import numpy as np
 
+from simfbo.core.codecs.messages import Codecs, code_message, code_payload
 from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Algorithm
-from simfbo.core.ledger import Ledger
+from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.problem import PyTree
-from simfbo.engines.base import Call, Engine, zeros_for
+from simfbo.engines.base import Call, Engine, Sent, zeros_for
 
 
 @final
@@ -21,7 +22,22 @@ class CountingFederation(Engine):
         size, like = len(call.cohort.ids), self.like(call)
         squares = np.zeros((size, len(jax.tree.leaves(like))))
         exchange = Exchange(self.request(call, like), np.ones(size, bool), squares, [])
+        if call.codecs is not None:
+            typical = code_message(call.codecs, _normal(like, call.key), call.key)
+            exchange = exchange._replace(octets=np.full(size, float(typical.weigh())))
         return zeros_for(size, self.stacks(call, like), like), exchange
+
+
+    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
+        """Return a payload as it is, and the bytes of a normally distributed one."""
+        nowhere = [None] * len(jax.tree.leaves(payload, is_leaf=is_per_client))
+        coded = code_payload(codecs, _normal(payload, key), nowhere, key)
+        return payload, Sent(None, float(coded.weigh()))
+
+
+def _normal(tree: PyTree, key: jax.Array) -> PyTree:
+    """Return a tree of normally distributed numbers."""
+    return jax.tree.map(lambda a: jax.random.normal(key, a.shape, a.dtype), tree)
 
 
 def cost(
@@ -31,7 +47,8 @@ def cost(
 
     Args:
         algorithm: whose cost to count.
-        federation: the engine it would run on; only its sampler and local work are used.
+        federation: the engine it would run on; its sampler, local work and codecs are used. The
+            lengths of entropy codes are those of normally distributed messages.
         x0: initial x, for its shape.
         y0: initial y, for its shape.
         iterations: how many to count, for methods whose iterations differ in cost.
@@ -39,7 +56,9 @@ def cost(
     Returns:
         The ledger of all iterations together.
     """
-    counting = CountingFederation(federation.data, federation.sampler, federation.local_work)
+    counting = CountingFederation(
+        federation.data, federation.sampler, federation.local_work, codecs=federation.codecs
+    )
     state = algorithm.init(x0, y0)
     for key in jax.random.split(jax.random.key(0), iterations):
         algorithm.round(state, counting, key)

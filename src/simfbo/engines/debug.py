@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from simfbo.core.codecs.messages import Codecs, encode_message
 from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import Reply, admit, occurrences
@@ -17,7 +18,17 @@ from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
 from simfbo.core.watch import probed
-from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
+from simfbo.engines.base import (
+    Call,
+    Engine,
+    Sent,
+    as_message,
+    code_key,
+    combined,
+    decoder,
+    really_delivered,
+    slice_for,
+)
 from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]
@@ -46,15 +57,30 @@ class DebugFederation(Engine):
         # From a real message: a loss may hold what only runs, and cannot be traced.
         like = next(iter(messages.values()), ())
         request = self.request(call, like)
+        letters = {j: self._letter(call, j, message) for j, message in messages.items()}
         replies: list[Any] = [
-            Reply(int(ids[j]), request.number, as_arrays(message), int(repeats[j]))
-            for j, message in messages.items()
+            Reply(int(ids[j]), request.number, letter, int(repeats[j]))
+            for j, letter in letters.items()
         ]
-        rules = self.rules(request.client_step)
-        found, squares, refusals = admit(self.wire(replies), request, rules)
+        rules, decode = self.rules(request.client_step), decoder(call, like)
+        found, squares, refusals = admit(self.wire(replies), request, rules, decode)
         admitted = np.array([message is not None for message in found])
         total = combined(found, call.cohort.weights, self.stacks(call, like), like)
-        return total, Exchange(request, admitted, squares, refusals, probed(found, request))
+        octets = None
+        if call.codecs is not None:
+            octets = np.array([len(letters.get(j, b"")) or np.nan for j in range(len(ids))])
+        seen = probed(found, request)
+        return total, Exchange(request, admitted, squares, refusals, seen, octets)
+
+    def _letter(self, call: Call, position: int, message: PyTree) -> Any:
+        """Return a message as it travels: as arrays, or coded."""
+        if call.codecs is None:
+            return as_arrays(message)
+        return encode_message(call.codecs, message, code_key(call, position))
+
+    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
+        """Encode a payload and decode it again."""
+        return really_delivered(codecs, payload, self.start, key)
 
 
 def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:

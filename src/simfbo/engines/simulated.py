@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from simfbo.core import trees, watch
 from simfbo.core.aggregation import Aggregator
+from simfbo.core.codecs.messages import Codecs
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
 from simfbo.core.gate import Finding, Gate, limit_of, occurrences, too_large
@@ -23,12 +24,13 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Absence, Sampler
 from simfbo.engines import _batches, _lanes
 from simfbo.engines._batches import AXIS, Layout
-from simfbo.engines._cohort import Found, Inputs, Stacks
+from simfbo.engines._cohort import Found, Inputs, Sender, Stacks
 from simfbo.engines.base import Call, Engine, form
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
 
 Strategy = Literal["auto", "lanes", "batches"]
+_WEIGHED = 2  # clients in an exchange whose entropy codes are measured
 _LARGE = 2 * 10**7  # operations of a client's step from which on lanes are faster
 
 
@@ -51,6 +53,7 @@ class SimulatedFederation(Engine):
         gate: Gate | None = None,
         aggregators: Point[Aggregator | None] | None = None,
         absence: Absence | None = None,
+        codecs: Codecs | None = None,
         strategy: Strategy = "auto",
         chunk: int | None = None,
         devices: int | None = None,
@@ -64,6 +67,9 @@ class SimulatedFederation(Engine):
             gate: the rules that a reply must satisfy; by default it must be finite.
             aggregators: how replies are combined, by channel; weighted sums by default.
             absence: which clients fail to reply, to simulate drop-outs; none by default.
+            codecs: how messages are coded, by direction and channel; not at all by default. What
+                arrives is computed to the bit; the lengths of entropy codes are computed too, of
+                two clients in every exchange, and the ledger says how exact that is.
             strategy: "lanes" computes clients one after the other in two threads, for large
                 models; "batches" computes many at once, for small ones; "auto" chooses by the cost
                 of a client's step. Results are equal up to rounding.
@@ -72,8 +78,9 @@ class SimulatedFederation(Engine):
             devices: how many JAX devices share the clients; all by default.
         """
         super().__init__(
-            data, sampler, local_work, gate=gate, aggregators=aggregators, absence=absence
-        )
+            data, sampler, local_work, gate=gate, aggregators=aggregators, absence=absence,
+            codecs=codecs,
+        )  # fmt: skip
         if strategy not in ("auto", "lanes", "batches"):
             raise UserError(f"strategy must be 'auto', 'lanes' or 'batches', got {strategy!r}.")
         if chunk is not None and chunk < 1:
@@ -168,18 +175,20 @@ class SimulatedFederation(Engine):
             look=None,
             limit=number_of(limit_of(rules)),
             window=np.int32(watch.window_start(len(clients), number)),
+            weighed=weighed_positions(call.codecs, len(clients), number),
             key=call.key,
         )
+        sender = Sender(call.client_step, call.codecs)
         rest = form(
             (inputs.payload, inputs.data, inputs.weights, inputs.plan, inputs.eta, call.key)
         )
-        shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest
+        shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest, call.codecs
 
         def build() -> Any:
             if layout is None:
-                return _lanes.build(call.client_step, stacked, inputs)
+                return _lanes.build(sender, stacked, inputs)
             like = self.like(call)
-            job = partial(_batches.compute, call.client_step, like, stacked, layout)
+            job = partial(_batches.compute, sender, like, stacked, layout)
             return jax.jit(job).lower(inputs).compile()
 
         program = PROGRAMS.get(call.client_step, shape, build)
@@ -213,7 +222,11 @@ def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate)
     if watch.looks_at(request.number):
         widths = watch.probe_of(request.like, len(absent)).widths
         probed = Probed(np.asarray(found.probes, float), widths)
-    return Exchange(request, admitted, squares, refusals, probed)
+    octets = None
+    if found.octets is not None:
+        octets = np.asarray(found.octets, float)
+        octets = np.where((octets > 0) & ~absent, octets, np.nan)
+    return Exchange(request, admitted, squares, refusals, probed, octets)
 
 
 def _refusals(
@@ -235,6 +248,13 @@ def _refusals(
         Refusal(request.number, request.client_step, int(request.ids[j]), *finding(j))
         for j in np.flatnonzero(~admitted).tolist()
     ]
+
+
+def weighed_positions(codecs: Codecs | None, size: int, number: int) -> np.ndarray | None:
+    """Return the positions whose coded bytes are computed, others in every exchange; None: all."""
+    if codecs is None or codecs.exact_size or size <= _WEIGHED:
+        return None
+    return ((number * _WEIGHED + np.arange(_WEIGHED)) % size).astype(np.int32)
 
 
 def number_of(limit: float | None) -> np.ndarray | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Federation
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
 from simfbo.runs.endings import exploded, not_finite, starved
@@ -128,6 +128,8 @@ def run(
     if folder is not None:
         _require_arrays(algorithm.name, first_state)
         header["inputs"] = inputs_of(algorithm, federation)
+    engine: Any = federation
+    engine.start = Point(*trees.on_device((x0, y0)))
     log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, federation.ledger.copied())
     residuals = Residuals(algorithm, federation, rounds)
@@ -370,13 +372,19 @@ def _last_record(job: _Job, at: Progress) -> list[Json]:
     return [] if done else [_record(job, at)]
 
 
+_SENT = ("floats_down", "floats_up", "bytes_down", "bytes_up")
+
+
 def _record(job: _Job, at: Progress) -> Json:
     """Evaluate a state; return its line of the history."""
-    sent = at.ledger.total._asdict()
+    total = at.ledger.total
+    sent = {name: getattr(total, name) for name in _SENT}
+    if total.estimated:
+        sent["bytes_uncertainty"] = round(total.uncertainty, 6)
     metrics = job.evaluate(at.state) if job.evaluate else {}
     return {
         "round": at.round,
-        "communication_rounds": sent.pop("rounds"),
+        "communication_rounds": total.rounds,
         **sent,
         "refused": at.refused,
         "seconds": round(at.seconds, 6),

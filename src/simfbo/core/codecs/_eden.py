@@ -1,0 +1,135 @@
+"""EDEN: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-
+Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022.
+
+A random rotation makes the numbers of a block nearly normal, whatever they were; each is replaced
+by the nearest of 2^b centroids of the normal distribution, and the block is scaled so that the
+estimate is unbiased over rotations:
+
+    z^ = S R^T q(R z),   S = ||z||^2 / <R z, q(R z)>
+
+R is a random sign for each number and a Walsh-Hadamard transform, in blocks of 1,024.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.codecs._shared_noise import ordered_sum, random_bits, settled
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.errors import UserError
+
+# Lloyd-Max centroids of the standard normal distribution, those above zero, by bits; and the
+# relative variance of the estimate, 1 / (explained share) - 1.
+_CENTROIDS = {
+    1: (0.797885,),
+    2: (0.452780, 1.510418),
+    3: (0.245094, 0.756005, 1.343910, 2.151946),
+    4: (0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590),
+}
+_VARIANCE = {1: 0.5708, 2: 0.1331, 3: 0.03578, 4: 0.00959}
+_BLOCK = 1024
+
+
+class Rotated(NamedTuple):
+    """Symbols of a leaf: the scale of each block, and the centroid of each number."""
+
+    scales: Any
+    nearest: Any
+
+
+@lru_cache
+def eden(bits: int) -> Codec:
+    """EDEN with 1 to 4 bits for each number, and one float32 for each 1,024.
+
+    Relative variance 0.57, 0.13, 0.036 and 0.0096 for 1 to 4 bits, whatever the numbers are. The
+    paper's uniform rotations are unbiased exactly, these up to an error that vanishes as blocks
+    grow.
+
+    Args:
+        bits: for each number.
+    """
+    if bits not in _CENTROIDS:
+        raise UserError(f"eden takes 1, 2, 3 or 4 bits, got {bits}.")
+    upper = _CENTROIDS[bits]
+    centroids = np.array([-c for c in reversed(upper)] + list(upper), np.float32)
+    borders = ((centroids[1:] + centroids[:-1]) / 2).astype(np.float32)
+
+    def quantise(leaf: jax.Array, key: jax.Array) -> Rotated:
+        z = _blocks(leaf.reshape(-1))
+        size = z.shape[1]
+        rotated = _hadamard(z * _signs(key, z.shape))  # sqrt(size) times too long
+        norm = ordered_sum(settled(rotated * rotated))
+        deviation = jnp.sqrt(norm / size)
+        units = rotated / jnp.where(deviation > 0, deviation, 1.0)[:, None]
+        nearest = jnp.sum((units[..., None] > borders).astype(jnp.int32), -1)
+        along = ordered_sum(settled(rotated * _values(centroids, nearest)))
+        scale = norm / size / jnp.where(along > 0, along, 1.0)
+        return Rotated(jnp.where(deviation > 0, scale, 0.0), nearest)
+
+    def restore(symbols: Rotated, key: jax.Array, shape: Shape) -> jax.Array:
+        values = _values(centroids, jnp.asarray(symbols.nearest))
+        back = _hadamard(values) * _signs(key, values.shape)
+        count = int(np.prod(shape))
+        scales = jnp.asarray(symbols.scales)[:, None]
+        return settled(back * scales).reshape(-1)[:count].reshape(shape)
+
+    def octets(shape: Shape) -> int:
+        blocks, size = _layout(int(np.prod(shape)))
+        return 4 * blocks + -(-blocks * size * bits // 8)
+
+    def pack(leaf: np.ndarray, symbols: Rotated, key: jax.Array) -> bytes:
+        rows = (symbols.nearest.reshape(-1, 1) >> np.arange(bits)) & 1
+        body = np.packbits(rows.astype(np.uint8).reshape(-1), bitorder="little")
+        return np.asarray(symbols.scales, "<f4").tobytes() + body.tobytes()
+
+    def unpack(data: bytes, key: jax.Array, shape: Shape) -> Rotated:
+        blocks, size = _layout(int(np.prod(shape)))
+        if len(data) != octets(shape):
+            raise BadMessage(f"{len(data)} bytes for {blocks} blocks of {size}")
+        scales = np.frombuffer(data[: 4 * blocks], "<f4").astype(np.float32)
+        rows = np.unpackbits(np.frombuffer(data[4 * blocks :], np.uint8), bitorder="little")
+        rows = rows[: blocks * size * bits].reshape(-1, bits)
+        nearest = rows @ (1 << np.arange(bits, dtype=np.int64))
+        return Rotated(scales, nearest.astype(np.int32).reshape(blocks, size))
+
+    name = f"eden({bits})"
+    return Codec(
+        name, True, _VARIANCE[bits], True, quantise, restore, pack, unpack,
+        lambda leaf, symbols, key: float(octets(leaf.shape)),
+    )  # fmt: skip
+
+
+def _layout(count: int) -> tuple[int, int]:
+    """Return the number of blocks and their size: a power of two, so that little is padding."""
+    size = min(_BLOCK, 1 << max(0, count - 1).bit_length())
+    return -(-count // size), size
+
+
+def _blocks(flat: jax.Array) -> jax.Array:
+    """Return an array in blocks, padded with zeros."""
+    blocks, size = _layout(len(flat))
+    return jnp.pad(flat, (0, blocks * size - len(flat))).reshape(blocks, size)
+
+
+def _signs(key: jax.Array, shape: Shape) -> jax.Array:
+    bits = random_bits(key, int(np.prod(shape))).reshape(shape) & np.uint32(1)
+    return 1.0 - 2.0 * bits.astype(jnp.float32)
+
+
+def _hadamard(rows: jax.Array) -> jax.Array:
+    """Return the Walsh-Hadamard transform of every row, without its factor 1 / sqrt(size)."""
+    blocks, size = rows.shape
+    width = 1
+    while width < size:
+        pairs = rows.reshape(blocks, -1, 2, width)
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        rows = jnp.stack([a + b, a - b], 2).reshape(blocks, size)
+        width *= 2
+    return rows
+
+
+def _values(centroids: np.ndarray, nearest: jax.Array) -> jax.Array:
+    return jnp.asarray(centroids)[nearest]

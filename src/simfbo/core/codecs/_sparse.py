@@ -1,0 +1,124 @@
+"""Some of the numbers: a random subset, or the largest."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.codecs._shared_noise import random_bits
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.errors import UserError
+
+_LEVELS = 2**16
+
+
+@lru_cache
+def random_subset(share: float) -> Codec:
+    """Each number with probability `share`, divided by it; the key says which, at no cost.
+
+    Unbiased, with relative variance 1 / share - 1.
+
+    Args:
+        share: of the numbers that are sent, as float32; it is rounded to 16 bits.
+    """
+    _require_share(share)
+    level = max(1, round(share * _LEVELS))
+
+    def chosen(key: jax.Array, shape: Shape) -> jax.Array:
+        return (random_bits(key, int(np.prod(shape))) < np.uint32(level)).reshape(shape)
+
+    on_host = jax.jit(chosen, static_argnums=1)
+
+    def quantise(leaf: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.where(chosen(key, leaf.shape), leaf, 0.0)
+
+    def restore(symbols: Any, key: jax.Array, shape: Shape) -> jax.Array:
+        return jnp.asarray(symbols, jnp.float32) * np.float32(_LEVELS / level)
+
+    def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
+        return np.asarray(symbols[np.asarray(on_host(key, leaf.shape))], "<f4").tobytes()
+
+    def unpack(data: bytes, key: jax.Array, shape: Shape) -> Any:
+        mask = np.asarray(on_host(key, shape))
+        if len(data) != 4 * int(mask.sum()):
+            raise BadMessage(f"{len(data)} bytes for {int(mask.sum())} numbers")
+        found = np.zeros(shape, np.float32)
+        found[mask] = np.frombuffer(data, "<f4")
+        return found
+
+    def size(leaf: jax.Array, symbols: Any, key: jax.Array) -> jax.Array:
+        return 4.0 * jnp.sum(chosen(key, leaf.shape).astype(jnp.float32))
+
+    name, variance = f"random_subset({share:g})", _LEVELS / level - 1
+    return Codec(name, True, variance, True, quantise, restore, pack, unpack, size)
+
+
+class Largest(NamedTuple):
+    """The largest numbers, as bits of bfloat16, and their places."""
+
+    values: Any
+    places: Any
+
+
+@lru_cache
+def top_k(share: float) -> Codec:
+    """The largest numbers of an array, as bfloat16, with their places; all others become zero.
+
+    Biased: what is never among the largest is never sent. Theory asks for error feedback, the
+    sender adding what it left out to its next message; clients keep nothing between rounds here, so
+    there is none.
+
+    Args:
+        share: of the numbers that are sent; of each array at least one.
+    """
+    _require_share(share)
+
+    def count(shape: Shape) -> int:
+        numbers = int(np.prod(shape))
+        return min(numbers, max(1, round(share * numbers)))
+
+    def width(shape: Shape) -> int:
+        return max(1, (int(np.prod(shape)) - 1).bit_length())
+
+    def octets(shape: Shape) -> int:
+        return 2 * count(shape) + -(-count(shape) * width(shape) // 8)
+
+    def quantise(leaf: jax.Array, key: jax.Array) -> Largest:
+        flat = leaf.reshape(-1)
+        places = jnp.sort(jax.lax.top_k(jnp.abs(flat), count(leaf.shape))[1]).astype(jnp.int32)
+        halves = flat[places].astype(jnp.bfloat16)
+        return Largest(jax.lax.bitcast_convert_type(halves, jnp.uint16), places)
+
+    def restore(symbols: Largest, key: jax.Array, shape: Shape) -> jax.Array:
+        values = jax.lax.bitcast_convert_type(jnp.asarray(symbols.values), jnp.bfloat16)
+        flat = jnp.zeros(int(np.prod(shape)), jnp.float32)
+        return flat.at[symbols.places].set(values.astype(jnp.float32)).reshape(shape)
+
+    def pack(leaf: np.ndarray, symbols: Largest, key: jax.Array) -> bytes:
+        bits = (symbols.places[:, None] >> np.arange(width(leaf.shape))) & 1
+        places = np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
+        return np.asarray(symbols.values, "<u2").tobytes() + places.tobytes()
+
+    def unpack(data: bytes, key: jax.Array, shape: Shape) -> Largest:
+        k, bits = count(shape), width(shape)
+        if len(data) != octets(shape):
+            raise BadMessage(f"{len(data)} bytes for the {k} largest numbers")
+        values = np.frombuffer(data[: 2 * k], "<u2").astype(np.uint16)
+        rows = np.unpackbits(np.frombuffer(data[2 * k :], np.uint8), bitorder="little")
+        places = rows[: k * bits].reshape(k, bits) @ (1 << np.arange(bits, dtype=np.int64))
+        if k and (places.max() >= np.prod(shape) or (np.diff(places) <= 0).any()):
+            raise BadMessage("places that cannot be")
+        return Largest(values, places.astype(np.int32))
+
+    name = f"top_k({share:g})"
+    return Codec(
+        name, False, None, True, quantise, restore, pack, unpack,
+        lambda leaf, symbols, key: float(octets(leaf.shape)),
+    )  # fmt: skip
+
+
+def _require_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise UserError(f"The share of numbers to send must lie in (0, 1], got {share}.")

@@ -1,0 +1,213 @@
+"""A codec: arrays as few bytes, and back.
+
+A codec works leaf by leaf, in two halves. The first is arithmetic in JAX: `quantise` turns a leaf
+into symbols, mostly whole numbers, and `restore` turns symbols into the leaf that the receiver has.
+The second is exact and runs on the host: `pack` turns symbols into bytes, `unpack` bytes into the
+same symbols. So a simulation needs the first half only: `restore(quantise(leaf))` is what arrives,
+to the bit, and `size` is how many bytes it would have taken.
+
+Sender and receiver share a key. Whatever is drawn from it (dither, rotations, subsets) costs no
+bytes.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.problem import PyTree
+
+Shape = tuple[int, ...]
+Symbols = Any
+_RAW, _CODED, _NOT_FINITE = b"\0", b"\1", b"\2"
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message; the text continues "sent ..." and says what they are."""
+
+
+class Codec(NamedTuple):
+    """A way to send arrays in few bytes.
+
+    Attributes:
+        name: as settings write it, such as "dithered(0.5)".
+        unbiased: whether E decode(encode(z)) = z over keys.
+        variance: E ||decode(encode(z)) - z||^2 / ||z||^2 over keys, of large arrays; None where it
+            depends on z.
+        exact_size: whether `size` is exact; otherwise it is the length of an entropy code, which
+            the real one exceeds by some bytes.
+        quantise: (leaf, key) -> symbols, in JAX; leaves are float32.
+        restore: (symbols, key, shape) -> leaf, in JAX.
+        pack: (leaf, symbols, key) -> bytes.
+        unpack: (bytes, key, shape) -> symbols; raises `BadMessage`.
+        size: (leaf, symbols, key) -> the number of bytes, in JAX.
+        relative: whether what is sent is the difference from the start of the run.
+    """
+
+    name: str
+    unbiased: bool
+    variance: float | None
+    exact_size: bool
+    quantise: Callable[[jax.Array, jax.Array], Symbols]
+    restore: Callable[[Symbols, jax.Array, Shape], jax.Array]
+    pack: Callable[[np.ndarray, Symbols, jax.Array], bytes]
+    unpack: Callable[[bytes, jax.Array, Shape], Symbols]
+    size: Callable[[jax.Array, Symbols, jax.Array], Any]
+    relative: bool = False
+
+    def encode(self, tree: PyTree, key: jax.Array) -> bytes:
+        """Return a tree as bytes.
+
+        Args:
+            tree: of arrays of floats.
+            key: that the receiver has too; another one for every message.
+        """
+        leaves = jax.tree.leaves(tree)
+        return framed([encode_leaf(self, a, leaf_key(key, j)) for j, a in enumerate(leaves)])
+
+    def decode(self, data: bytes, key: jax.Array, like: PyTree) -> PyTree:
+        """Return the tree in bytes that `encode` made; raise `BadMessage` if they are others.
+
+        Args:
+            data: the bytes. Nothing in them is trusted: they cannot make the result larger.
+            key: that they were encoded with.
+            like: a tree of the same shapes and dtypes, which may be abstract.
+        """
+        leaves, structure = jax.tree.flatten(like)
+        parts = zip(unframed(data, len(leaves)), leaves, strict=True)
+        found = [decode_leaf(self, d, leaf_key(key, j), a) for j, (d, a) in enumerate(parts)]
+        return jax.tree.unflatten(structure, found)
+
+
+def leaf_key(key: jax.Array, number: int) -> jax.Array:
+    """Return the key of a leaf."""
+    return jax.random.fold_in(key, number)
+
+
+def received(
+    codec: Codec, leaf: jax.Array, key: jax.Array
+) -> tuple[jax.Array, Callable[[], jax.Array]]:
+    """Return what arrives of a leaf, and what computes its bytes: encode and decode's twin in JAX.
+
+    A leaf that is not finite arrives as not a number, so that the receiver refuses it.
+    """
+    narrow = leaf.astype(jnp.float32)
+    symbols = codec.quantise(narrow, key)
+    found = codec.restore(symbols, key, leaf.shape)
+    finite = _is_finite(narrow)
+
+    def weigh() -> jax.Array:
+        size = jnp.asarray(codec.size(narrow, symbols, key), float)
+        return jnp.where(finite, 1 + jnp.minimum(size, 4.0 * leaf.size), 1.0)
+
+    return jnp.where(finite, found, jnp.nan).astype(leaf.dtype), weigh
+
+
+def _is_finite(leaf: jax.Array) -> jax.Array:
+    return jnp.isfinite(jnp.max(jnp.abs(leaf), initial=0.0))
+
+
+@partial(jax.jit, static_argnums=0)
+def _quantised(codec: Codec, leaf: jax.Array, key: jax.Array) -> tuple[Symbols, jax.Array]:
+    return codec.quantise(leaf, key), _is_finite(leaf)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _restored(codec: Codec, symbols: Symbols, key: jax.Array, shape: Shape) -> jax.Array:
+    return codec.restore(symbols, key, shape)
+
+
+def encode_leaf(codec: Codec, leaf: Any, key: jax.Array) -> bytes:
+    """Return an array as bytes, at most one more than it has as float32."""
+    narrow = np.asarray(leaf, np.float32)
+    symbols, finite = _quantised(codec, narrow, key)
+    if not finite:
+        return _NOT_FINITE
+    body = codec.pack(narrow, jax.tree.map(np.asarray, symbols), key)
+    if len(body) < 4 * narrow.size:
+        return _CODED + body
+    found = np.asarray(_restored(codec, symbols, key, narrow.shape))
+    return _RAW + found.astype("<f4").tobytes()
+
+
+def decode_leaf(codec: Codec, data: bytes, key: jax.Array, like: Any) -> np.ndarray:
+    """Return the array that was encoded."""
+    mode, body, shape = data[:1], data[1:], tuple(like.shape)
+    if mode == _NOT_FINITE and not body:
+        return np.full(shape, np.nan, like.dtype)
+    if mode == _RAW:
+        return floats(body, shape).astype(like.dtype)
+    if mode != _CODED:
+        raise BadMessage("bytes that are no coded array")
+    try:
+        symbols = codec.unpack(body, key, shape)
+    except (ValueError, IndexError, OverflowError, AssertionError) as error:
+        text = str(error) if isinstance(error, BadMessage) else "bytes that cannot be decoded"
+        raise BadMessage(text) from error
+    return np.asarray(_restored(codec, symbols, key, shape)).astype(like.dtype)
+
+
+def floats(body: bytes, shape: Shape) -> np.ndarray:
+    """Return an array of 32-bit floats from its bytes."""
+    if len(body) != 4 * int(np.prod(shape, dtype=object)):
+        raise BadMessage(f"{len(body)} bytes for an array of shape {shape}")
+    return np.frombuffer(body, "<f4").astype(np.float32).reshape(shape)
+
+
+def varint(number: int) -> bytes:
+    """Return a whole number in groups of seven bits, the lowest first.
+
+    Example:
+        >>> varint(300).hex()
+        'ac02'
+    """
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and where it ends."""
+    found = 0
+    for place in range(5):
+        if at + place >= len(data):
+            break
+        octet = data[at + place]
+        found |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:
+            return found, at + place + 1
+    raise BadMessage("a number that does not end")
+
+
+def framed(parts: list[bytes]) -> bytes:
+    """Return several messages in one, with a checksum."""
+    body = b"".join(varint(len(part)) + part for part in parts)
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def unframed(data: bytes, count: int) -> list[bytes]:
+    """Return the messages in one; raise `BadMessage` unless they are `count`."""
+    body, check = data[:-4], data[-4:]
+    if len(data) < 4 or zlib.crc32(body).to_bytes(4, "little") != check:
+        raise BadMessage("bytes whose checksum is wrong")
+    parts, at = [], 0
+    for _ in range(count):
+        length, at = read_varint(body, at)
+        if length > len(body) - at:
+            raise BadMessage("a message that ends too early")
+        parts.append(body[at : at + length])
+        at += length
+    if at != len(body):
+        raise BadMessage("more bytes than a message has")
+    return parts
+
+
+def frame_size(octets: Any) -> Any:
+    """Return the bytes of a part of a frame, with its length, in JAX."""
+    return octets + sum((octets >= 2.0**bits).astype(octets.dtype) for bits in (7, 14, 21)) + 1
