@@ -26,6 +26,7 @@ SHORTCUTS = {
     "seed": "seed",
     "engine": "engine",
     "steps": "steps",
+    "codecs": "codecs.preset",
 }
 
 
@@ -130,6 +131,11 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
     add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
     add("--steps", help="auto: choose step sizes automatically; given: those in the settings")
+    add(
+        "--codecs",
+        metavar="NAME",
+        help="small: send coded messages, in a few per cent of the bytes",
+    )
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add_data_dir(parser)
 

@@ -169,16 +169,17 @@ def _accuracies(experiment: Experiment, folder: Path, resources: "Resources") ->
         if resources.tune and "tuning" in experiment.tree:
             part = retune.tuned(part, experiment.tree["tuning"], folder, resources)
         groups = run_part(part, folder, resources)
-        found |= _tables(part, groups, experiment.tree)
+        found |= _tables(part, groups)
         name = f"figure-{part.name}.png" if part.name else "figure.png"
-        _draw(tables.draw(part, groups, experiment.tree), folder / name)
+        _draw(tables.draw(part, groups, part.tree), folder / name)
     _write(found, folder)
 
 
-def _tables(part: Part, groups: "Groups", tree: Json) -> dict[str, list[dict[str, str]]]:
+def _tables(part: Part, groups: "Groups") -> dict[str, list[dict[str, str]]]:
     """Return the tables of a part, by title."""
     from simfbo.experiments import tables
 
+    tree = part.tree
     about = f"{part.title} " if part.title else ""
     found = {part.title: tables.accuracy(part, groups, tree)}
     if "pairs" in tree and len(part.seeds) > 1:

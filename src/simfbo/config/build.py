@@ -9,12 +9,15 @@ import optax
 
 from simfbo import checks
 from simfbo.algorithms import Plan, auto_steps, with_settings
+from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
+from simfbo.config.codecs import ChannelCodecs, CodecsConfig
 from simfbo.config.fields import LocalAndServer, MethodSettings, StepSizes, TwoStepSizes
 from simfbo.config.run import LocalWorkConfig, RunConfig
 from simfbo.config.safety import AggregationConfig, PrivacyConfig
-from simfbo.core import aggregation, local_work, sampling
+from simfbo.core import aggregation, codecs, local_work, sampling
 from simfbo.core.aggregation import Aggregator
+from simfbo.core.codecs import Codec, Codecs
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
@@ -136,10 +139,29 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
         "gate": Gate(rules.max_norm, rules.min_replies),
         "aggregators": _aggregators(config.aggregation),
         "absence": sampling.drop_out(rules.drop_out) if rules.drop_out else None,
+        "codecs": build_codecs(config.codecs),
     }
     if config.engine == "debug":
         return DebugFederation(*given, **safety)
     return SimulatedFederation(*given, **safety, strategy=config.strategy, chunk=config.chunk)
+
+
+def build_codecs(config: CodecsConfig | None) -> Codecs | None:
+    """Return the codecs of a configuration; None where messages travel as they are."""
+    return None if config is None else Codecs(_by_channel(config.up), _by_channel(config.down))
+
+
+def _by_channel(config: ChannelCodecs) -> Point[Codec | None]:
+    return Point(_codec(config.x), _codec(config.y), _codec(config.v))
+
+
+def _codec(text: str) -> Codec | None:
+    """Return the codec that a text names."""
+    spec = settings_of_codecs.parse(text)
+    if spec is None:
+        return None
+    found = getattr(codecs, spec.name)(*spec.numbers)
+    return codecs.relative_to_start(found) if spec.relative else found
 
 
 class Built(NamedTuple):

@@ -140,6 +140,7 @@ def hyper_representation(
         batch_size=settings.batch_size,
         regularisation=settings.regularisation,
         unseen=settings.unseen,
+        together=settings.together,
         pull=settings.pull,
         seed=seed,
     )

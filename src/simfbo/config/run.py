@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
 from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
+from simfbo.config.codecs import CodecsConfig
 from simfbo.config.fields import LARGEST, Clients, Count, MethodSettings, Strict, TaskSettings
 from simfbo.config.files import read
 from simfbo.config.messages import dotted, sentence
@@ -86,6 +87,7 @@ class RunConfig(Strict):
     gate: GateConfig = GateConfig()
     aggregation: AggregationConfig = AggregationConfig()
     privacy: PrivacyConfig | None = None
+    codecs: CodecsConfig | None = None
     engine: Literal["simulated", "debug"] = "simulated"
     strategy: Literal["auto", "lanes", "batches"] = "auto"
     chunk: Count | None = None

@@ -83,6 +83,7 @@ class HyperRepresentationSettings(PartitionedSettings):
     train_images: Annotated[Count | None, Absent] = None
     test_images: Annotated[Count | None, Absent] = None
     unseen: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    together: bool = False
     pull: Positive = 0.2
 
     @model_validator(mode="before")

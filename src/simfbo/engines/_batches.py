@@ -117,9 +117,7 @@ def _padded(rows: jax.Array, count: int) -> Any:
     return np.concatenate([array, np.repeat(array[-1:], missing, 0)]) if missing > 0 else rows
 
 
-def compute(
-    sender: Sender, like: PyTree, stacked: bool, layout: Layout, inputs: Inputs
-) -> Found:
+def compute(sender: Sender, like: PyTree, stacked: bool, layout: Layout, inputs: Inputs) -> Found:
     """Sum, or stack, the messages of a cohort.
 
     Args:
@@ -215,9 +213,7 @@ def _computed(
 class _Cohort:
     """The clients of a cohort that one device computes."""
 
-    def __init__(
-        self, sender: Sender, inputs: Inputs, layout: Layout, axis: str | None
-    ) -> None:
+    def __init__(self, sender: Sender, inputs: Inputs, layout: Layout, axis: str | None) -> None:
         self._sender, self._in, self._layout = sender, inputs, layout
         self._size = len(inputs.places)
         self._first = 0  # the place of the first client whose data is here

@@ -27,7 +27,6 @@ class CountingFederation(Engine):
             exchange = exchange._replace(octets=np.full(size, float(typical.weigh())))
         return zeros_for(size, self.stacks(call, like), like), exchange
 
-
     def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
         """Return a payload as it is, and the bytes of a normally distributed one."""
         nowhere = [None] * len(jax.tree.leaves(payload, is_leaf=is_per_client))

@@ -23,6 +23,7 @@ NAMES = (
     "running-time",
     "speedup",
     "objective-mismatch",
+    "bytes",
 )
 _OWN = ("label", "paper", "tuned")  # keys of a method that are not settings of a run
 
@@ -44,12 +45,13 @@ class Method(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Methods that share a task."""
+    """Methods that share a task, and the rest of their configuration."""
 
     name: str
     title: str
     methods: dict[str, Method]
     seeds: list[int]
+    tree: Json
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _part(name: str, tree: Json) -> Part:
         for key, own in tree["methods"].items()
         if key in tree.get("only", tree["methods"])
     }
-    return Part(name, tree.get("about", ""), methods, checked_seeds(tree["seeds"]))
+    return Part(name, tree.get("about", ""), methods, checked_seeds(tree["seeds"]), tree)
 
 
 def _method(tree: Json, share: float) -> Method:

@@ -44,6 +44,7 @@ def hyper_representation(
     regularisation: float = 1e-3,
     unseen: int = 0,
     pull: float = 0.2,
+    together: bool = False,
     seed: int = 0,
 ) -> Task:
     """Build the task of learning a representation across clients.
@@ -58,6 +59,8 @@ def hyper_representation(
         unseen: how many clients, the last ones, are left out of training; they fit and test heads
             of their own.
         pull: how strongly those heads are pulled towards the shared one.
+        together: make one level of it, for `fedavg`: y is the whole network, trained on all of a
+            client's images, and x is not used.
         seed: of the initial weights and of the split into levels.
 
     Returns:
@@ -82,6 +85,15 @@ def hyper_representation(
     problem = losses(model, *scale, regularisation)
     evaluate = evaluator(scores(model, *scale), images)
     metric, baselines = "test_accuracy", ()
+    if together:
+        if left_out:
+            raise UserError("unseen clients need a representation of its own: omit together.")
+        data = federate((pixels, labels), seen, seen, batch_size=batch_size)
+        return Task(
+            "hyper-representation, one level", _one_level(problem), data, _NOTHING,
+            Point(x=x0, y=y0), lambda state: evaluate(state.y), metric, "max", "train_accuracy",
+            _ACCURACIES,
+        )  # fmt: skip
     if left_out:
         metric, scaled = "unseen_accuracy", _scaled(model, *scale)
         personal = personal_accuracies(scaled, halves(pixels, labels, left_out, seed), pull)
@@ -140,15 +152,25 @@ def _baselines(
 ) -> tuple[Baseline, ...]:
     """Return a head on random features, and representation and head trained together."""
 
+    joint = _one_level(problem)
+    return (
+        Baseline("random representation", problem, data, y0, (x0,), evaluate),
+        Baseline("trained together, one level", joint, together, Point(x=x0, y=y0), (_NOTHING,),
+                 lambda state: evaluate(state.y)),
+    )  # fmt: skip
+
+
+_NOTHING = np.zeros(1, np.float32)
+
+
+@lru_cache(maxsize=32)
+def _one_level(problem: BilevelProblem) -> BilevelProblem:
+    """Return the lower loss of representation and head together, which y holds."""
+
     def one_level(x: PyTree, y: Point[PyTree], batch: PyTree) -> jax.Array:
         return problem.lower(y.x, y.y, batch)
 
-    joint, nothing = BilevelProblem(one_level, one_level), np.zeros(1, np.float32)
-    return (
-        Baseline("random representation", problem, data, y0, (x0,), evaluate),
-        Baseline("trained together, one level", joint, together, Point(x=x0, y=y0), (nothing,),
-                 lambda state: evaluate(state.y)),
-    )  # fmt: skip
+    return BilevelProblem(one_level, one_level)
 
 
 def scores(model: Model, mean: float, deviation: float) -> Logits:

@@ -7,6 +7,7 @@ and independent of z (Schuchman 1964). A coarse step makes most k zero, and rang
 nearly free. The scales of rows and columns are sent beside, so that a k costs what it tells.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,13 +31,14 @@ class Dithered(NamedTuple):
     k: Any
 
 
-@lru_cache
+@lru_cache(maxsize=1024)
 def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     """Subtractive dither, with entropy coding.
 
     Args:
         step: of the grid, in root mean squares of an array: 0.1 is fine, 4 is coarse. The relative
-            variance is step^2 / 12.
+            variance is step^2 / 12. Of several arrays it is the largest's; one of a share s of its
+            numbers has sqrt(s) times that step.
         ranged: whether numbers are range-coded, by the package constriction; by default, if it is
             installed.
 
@@ -82,7 +84,10 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
         return Dithered(size, k)
 
     name = f"dithered({step:g})"
-    return Codec(name, True, step**2 / 12, not ranged, quantise, restore, pack, unpack, size)
+    return Codec(
+        name, True, step**2 / 12, not ranged, quantise, restore, pack, unpack, size,
+        finer=lambda share: dithered(step * math.sqrt(share), ranged),
+    )  # fmt: skip
 
 
 _DITHER = jax.jit(dither, static_argnums=1)
@@ -138,9 +143,7 @@ def _range_octets(leaf: jax.Array, symbols: Dithered, u: jax.Array) -> jax.Array
     return 8 + (6 if columns.size else 0) + 4 * jnp.ceil(bits / 32)
 
 
-def _write(
-    out: Writer, leaf: np.ndarray, symbols: Dithered, u: np.ndarray, ranged: bool
-) -> None:
+def _write(out: Writer, leaf: np.ndarray, symbols: Dithered, u: np.ndarray, ranged: bool) -> None:
     if not ranged:
         out.numbers(symbols.k, 0.0, 1.0)
         return

@@ -10,6 +10,7 @@ Factors are multiples of a 32nd of the step, and small, so that their product is
 wherever it is computed.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,20 +39,25 @@ class Factors(NamedTuple):
     right: Any
 
 
-@lru_cache
 def lowrank(rank: int, step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     """Dithered factors of low rank; arrays that are no large matrices are dithered as they are.
 
     Args:
         rank: the most components that are sent.
         step: of the factors' grid, in square roots of the root mean square of the matrix. Others
-            are sent by `dithered(min(step, 0.5))`.
+            are sent by `dithered(min(step, 0.5))`, finer if they are small.
         ranged: whether numbers are range-coded, by the package constriction; by default, if it is
             installed.
     """
     if rank < 1 or not 0 < step < float("inf"):
         raise UserError(f"lowrank takes a positive rank and step, got {rank} and {step}.")
-    other = dithered(min(step, _OTHERS), ranged)
+    return _built(rank, step, ranged, 1.0)
+
+
+@lru_cache(maxsize=1024)
+def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
+    """Return the codec for an array of a share of the numbers of the largest."""
+    other = dithered(min(step, _OTHERS) * math.sqrt(share), ranged)
 
     def thin(shape: Shape) -> bool:
         rows, columns = _matrix(shape)
@@ -124,7 +130,10 @@ def lowrank(rank: int, step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
         return Factors(size, np.int32(kept), *found)
 
     name = f"lowrank({rank}, {step:g})"
-    return Codec(name, False, None, not ranged, quantise, restore, pack, unpack, size)
+    return Codec(
+        name, False, None, not ranged, quantise, restore, pack, unpack, size,
+        finer=lambda share: _built(rank, step, ranged, share),
+    )  # fmt: skip
 
 
 def factors(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:

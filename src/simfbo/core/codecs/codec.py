@@ -11,7 +11,7 @@ bytes.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +46,9 @@ class Codec(NamedTuple):
         unpack: (bytes, key, shape) -> symbols; raises `BadMessage`.
         size: (leaf, symbols, key) -> the number of bytes, in JAX.
         relative: whether what is sent is the difference from the start of the run.
+        finer: (share) -> the codec for an array that has this share of the numbers of the largest
+            array beside it. Small arrays, such as kernels and biases, cost few bytes and matter
+            much. None if it is the same for all.
     """
 
     name: str
@@ -58,6 +61,14 @@ class Codec(NamedTuple):
     unpack: Callable[[bytes, jax.Array, Shape], Symbols]
     size: Callable[[jax.Array, Symbols, jax.Array], Any]
     relative: bool = False
+    finer: Callable[[float], "Codec"] | None = None
+
+    def each(self, leaves: Sequence[Any]) -> list["Codec"]:
+        """Return the codec for each of some arrays that belong together."""
+        if self.finer is None:
+            return [self] * len(leaves)
+        largest = max((leaf.size for leaf in leaves), default=1) or 1
+        return [self.finer(leaf.size / largest) for leaf in leaves]
 
     def encode(self, tree: PyTree, key: jax.Array) -> bytes:
         """Return a tree as bytes.
@@ -66,8 +77,9 @@ class Codec(NamedTuple):
             tree: of arrays of floats.
             key: that the receiver has too; another one for every message.
         """
-        leaves = jax.tree.leaves(tree)
-        return framed([encode_leaf(self, a, leaf_key(key, j)) for j, a in enumerate(leaves)])
+        leaves = list(map(np.asarray, jax.tree.leaves(tree)))
+        rows = enumerate(zip(self.each(leaves), leaves, strict=True))
+        return framed([encode_leaf(codec, a, leaf_key(key, j)) for j, (codec, a) in rows])
 
     def decode(self, data: bytes, key: jax.Array, like: PyTree) -> PyTree:
         """Return the tree in bytes that `encode` made; raise `BadMessage` if they are others.
@@ -78,8 +90,8 @@ class Codec(NamedTuple):
             like: a tree of the same shapes and dtypes, which may be abstract.
         """
         leaves, structure = jax.tree.flatten(like)
-        parts = zip(unframed(data, len(leaves)), leaves, strict=True)
-        found = [decode_leaf(self, d, leaf_key(key, j), a) for j, (d, a) in enumerate(parts)]
+        parts = enumerate(zip(self.each(leaves), unframed(data, len(leaves)), leaves, strict=True))
+        found = [decode_leaf(codec, d, leaf_key(key, j), a) for j, (codec, d, a) in parts]
         return jax.tree.unflatten(structure, found)
 
 

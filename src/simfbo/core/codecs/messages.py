@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.aggregation import channel
+from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.codecs.codec import (
     BadMessage,
     Codec,
@@ -159,7 +159,8 @@ def start_of(codecs: Codecs, payload: PyTree, start: Point[PyTree] | None) -> Py
         )
     found: list[Any] = []
     for j, part in enumerate(_parts(payload)):
-        own, codec = jax.tree.leaves(part, is_leaf=is_per_client), _of(codecs.down, j)
+        own = jax.tree.leaves(part, is_leaf=is_per_client)
+        codec = codecs.down[j] if j < 3 else None
         base = jax.tree.leaves(start[j]) if j < 2 else []
         alike = [np.shape(a) for a in own] == [np.shape(b) for b in base]
         found += base if codec is not None and codec.relative and alike else [None] * len(own)
@@ -168,17 +169,32 @@ def start_of(codecs: Codecs, payload: PyTree, start: Point[PyTree] | None) -> Py
 
 def _up(codecs: Codecs, message: PyTree) -> list[Codec | None]:
     """Return the codec of each leaf of a message."""
-    names = [channel(path) for path, _ in jax.tree.leaves_with_path(message)]
-    return [None if name is None else getattr(codecs.up, name) for name in names]
+    paths = [path for path, _ in jax.tree.leaves_with_path(message)]
+    return _each([channel(path) for path in paths], codecs.up, jax.tree.leaves(message))
 
 
 def _down(codecs: Codecs, payload: PyTree) -> list[Codec | None]:
     """Return the codec of each leaf of a payload."""
-    return [
-        None if is_per_client(leaf) else _of(codecs.down, j)
+    leaves = jax.tree.leaves(payload, is_leaf=is_per_client)
+    names = [
+        CHANNELS[j] if j < 3 and not is_per_client(leaf) else None
         for j, part in enumerate(_parts(payload))
         for leaf in jax.tree.leaves(part, is_leaf=is_per_client)
     ]
+    return _each(names, codecs.down, leaves)
+
+
+def _each(
+    names: Sequence[str | None], codecs: Point[Codec | None], leaves: Sequence[Any]
+) -> list[Codec | None]:
+    """Return the codec of each leaf, by the channel it belongs to."""
+    found: list[Codec | None] = [None] * len(leaves)
+    for name in CHANNELS:
+        own, codec = [j for j, of in enumerate(names) if of == name], getattr(codecs, name)
+        if codec is not None:
+            for j, one in zip(own, codec.each([leaves[j] for j in own]), strict=True):
+                found[j] = one
+    return found
 
 
 def _parts(payload: PyTree) -> tuple[PyTree, ...]:
@@ -186,10 +202,6 @@ def _parts(payload: PyTree) -> tuple[PyTree, ...]:
     if isinstance(payload, tuple) and not is_per_client(payload):
         return payload
     return ((), (), (), payload)
-
-
-def _of(codecs: Point[Codec | None], place: int) -> Codec | None:
-    return codecs[place] if place < 3 else None
 
 
 def _coded(codecs: list[Codec | None], tree: PyTree, key: jax.Array) -> Coded:
