@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simfbo import BilevelProblem, Gate, Point, SimulatedFederation, algorithms, run
-from simfbo.core import local_work
+from simfbo.core import codecs, local_work
 from simfbo.core.aggregation import median
 from simfbo.core.ledger import PerClient
 from simfbo.core.sampling import Cohort
@@ -219,3 +219,31 @@ def test_half_precision_numbers_keep_their_type():
         "a": "bfloat16",
         "b": "bool",
     }
+
+
+CODECS = codecs.Codecs(
+    up=Point(codecs.dithered(0.5), codecs.eden(2), codecs.dithered(1.0)),
+    down=Point(*[codecs.relative_to_start(codecs.dithered(0.2))] * 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"), [("simfbo", False), ("simfbo", True), ("fedmbo", False), ("shrofbo", False)]
+)
+def test_coded_messages_are_the_simulations(flower, name, secret):
+    algorithm = method(name)
+    rules = rules_for(algorithm, codecs=CODECS)
+    if secret:  # nobody can reproduce the cohorts: everybody comes, with whole batches
+        rules = rules | {"sampler": None}
+    wanted, local = simulated(algorithm, rules)
+    found, remote, _ = on_flower(flower, algorithm, rules, secret=secret)
+    require_equal(found, wanted, 1e-6)
+    assert found.refusals == []
+    # The simulation computes how long entropy codes are, Flower counts them.
+    total, sent = local.ledger.total, remote.ledger.total
+    assert sent.estimated == 0 < total.estimated
+    assert sent.bytes_up == pytest.approx(total.bytes_up, rel=0.02)
+    assert sent.bytes_down == pytest.approx(total.bytes_down, rel=0.02)
+    assert sent._replace(bytes_up=0, bytes_down=0, estimated=0, variance=0) == total._replace(
+        bytes_up=0, bytes_down=0, estimated=0, variance=0.0
+    )

@@ -231,7 +231,7 @@ class _NodeApp(ClientApp):
         """Load the data of a node with these settings."""
         plan, settings = self._plan(run_config), json.loads(node_config)
         data = load_shard(plan, clients_of(settings, plan.clients), settings)
-        return Node(plan.algorithm, {"x": plan.x0, "y": plan.y0}, data), data
+        return Node(plan.algorithm, {"x": plan.x0, "y": plan.y0}, data, plan.codecs), data
 
     def _hello(self, message: Message, context: Context) -> Message:
         """Report which clients this node holds, and how many samples each has."""

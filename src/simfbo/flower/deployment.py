@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from simfbo.core.aggregation import Aggregator
+from simfbo.core.codecs import Codecs
 from simfbo.core.data import FederatedData, checked_weights, from_clients
 from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
@@ -50,6 +51,7 @@ class Deployment(NamedTuple):
         local_work: how many local steps each client takes; one by default.
         gate: what a reply must be like; finite by default.
         aggregators: how replies are combined; weighted sums by default.
+        codecs: how messages are coded, by direction and channel; not at all by default.
         evaluate: (state) -> metrics by name, on the server.
         every: evaluate after this many iterations.
         seed: of every random draw, so that a simulation can reproduce the run.
@@ -77,6 +79,7 @@ class Deployment(NamedTuple):
     local_work: LocalWork | None = None
     gate: Gate | None = None
     aggregators: Point[Aggregator | None] | None = None
+    codecs: Codecs | None = None
     evaluate: Evaluate | None = None
     every: int = 1
     seed: int = 0
@@ -131,13 +134,16 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
     if plan.p is not None:
         data = replace(data, p=checked_weights(plan.p, plan.clients))
     federation = SimulatedFederation(
-        data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators
-    )
+        data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators,
+        codecs=plan.codecs,
+    )  # fmt: skip
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
 
 
 def require_consistent(plan: Deployment) -> None:
     """Raise if a deployment asks for things that exclude each other."""
+    if plan.codecs is not None and plan.partial_sums:
+        raise UserError("codecs code single messages, partial_sums adds them up: set one of them.")
     if plan.node_aggregators is None:
         return
     if not plan.partial_sums:

@@ -12,17 +12,26 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from simfbo.core.codecs.messages import Codecs, down_key, up_key
 from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
-from simfbo.core.gate import admit
+from simfbo.core.gate import Reply, admit
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.core.watch import probed
-from simfbo.engines.base import Call, Engine, combined
+from simfbo.engines.base import Call, Engine, Sent, combined, decoder, really_delivered
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent
 from simfbo.flower.discovery import Discovery
-from simfbo.flower.node import NodeRequest, encode_request, part_of, replies, response_bytes
+from simfbo.flower.node import (
+    Code,
+    NodeRequest,
+    coded_replies,
+    encode_request,
+    part_of,
+    replies,
+    response_bytes,
+)
 from simfbo.flower.sums import Partial, combined_sums, partial_sum
 from simfbo.flower.transport import Envelope, Failure, Package, Response, Transport
 from simfbo.flower.wire import BadPackage
@@ -71,9 +80,10 @@ class DistributedFederation(Engine):
         one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
         data = replace(one, p=p, n=plan.clients)
-        rules: Json = {"gate": plan.gate, "aggregators": plan.aggregators}
+        rules: Json = {"gate": plan.gate, "aggregators": plan.aggregators, "codecs": plan.codecs}
         super().__init__(data, plan.sampler, plan.local_work, **rules)
         self.secret = plan.secret
+        self.start = Point(plan.x0, plan.y0)
         self.timing: dict[str, float] = {}
         self._transport, self._plan, self._poll = transport, plan, poll
         self._known = {"x": plan.x0, "y": plan.y0}
@@ -130,7 +140,11 @@ class DistributedFederation(Engine):
         ])  # fmt: skip
         if adds:
             return self._added(request, call.cohort, outcome)
-        return self._gated(request, call.cohort.weights, stacked, outcome)
+        return self._gated(call, request, stacked, outcome)
+
+    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
+        """Encode a payload, and decode it as the nodes will."""
+        return really_delivered(codecs, payload, self.start, key)
 
     def _envelope(
         self, call: Call, request: Request, node: int, positions: np.ndarray, adds: bool
@@ -145,26 +159,36 @@ class DistributedFederation(Engine):
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,
+            None if call.sent is None else Code(call.sent.data, up_key(call.key), down_key(call.key)),
         )
         package = encode_request(own, self._known)
         largest = response_bytes(request.like, len(positions), adds)
         return Envelope(node, request.client_step, package, request.number, largest)
 
     def _gated(
-        self, request: Request, weights: np.ndarray, stacked: bool, outcome: Outcome
+        self, call: Call, request: Request, stacked: bool, outcome: Outcome
     ) -> tuple[PyTree, Exchange]:
         """Combine messages that the server's gate checks one by one."""
-        found = []
+        found: list[Reply] = []
+        octets = None if call.codecs is None else np.full(len(request.ids), np.nan)
         for node, package in outcome.packages.items():
+            part = outcome.parts[node]
             try:
-                found += replies(package, request.like, request.ids[outcome.parts[node]])
+                if octets is None:
+                    own = replies(package, request.like, request.ids[part])
+                else:
+                    own = coded_replies(package, request.ids[part])
+                    octets[part] = [len(reply.arrays) for reply in own]
+                found += own
             except BadPackage as error:
                 outcome.refuse(node, error)
-        messages, squares, refusals = admit(found, request, self.rules(request.client_step))
+        rules, decode = self.rules(request.client_step), decoder(call, request.like)
+        messages, squares, refusals = admit(found, request, rules, decode)
         admitted = np.array([message is not None for message in messages])
-        total = combined(messages, weights, stacked, request.like)
+        total = combined(messages, call.cohort.weights, stacked, request.like)
         said = _explained(refusals, request, outcome)
-        return total, Exchange(request, admitted, squares, said, probed(messages, request))
+        seen = probed(messages, request)
+        return total, Exchange(request, admitted, squares, said, seen, octets)
 
     def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm, ClientStep
 from simfbo.core.gate import Gate, Reply, occurrences
-from simfbo.core.keys import secret_key
+from simfbo.core.keys import client_key, secret_key
 from simfbo.core.ledger import PerClient, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalRule
 from simfbo.core.problem import Point, PyTree
@@ -30,6 +31,20 @@ from simfbo.runs.files import Json
 _MESSAGE = "message"
 
 
+class Code(NamedTuple):
+    """How a request is coded.
+
+    Attributes:
+        payload: the bytes of the payload.
+        up: the key that the clients' messages are coded with.
+        down: the key that the payload is coded with.
+    """
+
+    payload: bytes | None
+    up: jax.Array
+    down: jax.Array
+
+
 class NodeRequest(NamedTuple):
     """What one node is asked in one exchange.
 
@@ -42,6 +57,7 @@ class NodeRequest(NamedTuple):
         weights: of their messages, for a node that adds them up; None if it sends each of them.
         gate: for a node that adds them up.
         key: of the exchange; None if clients draw their own.
+        code: how payload and messages are coded; None for not at all.
     """
 
     exchange: int
@@ -52,6 +68,7 @@ class NodeRequest(NamedTuple):
     weights: np.ndarray | None
     gate: Gate
     key: jax.Array | None
+    code: Code | None = None
 
 
 def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package:
@@ -68,23 +85,61 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
     settings = {
         "exchange": request.exchange,
         "payload": [encode(request.payload, known), len(payload)],
+        "shapes": None,
         "eta": [encode(request.eta, known), len(jax.tree.leaves(request.eta))],
         "rule": list(plan.rule),
         "max_norm": request.gate.max_norm,
         "generator": None if key is None else str(jax.random.key_impl(key)),
         "wide": bool(jnp.result_type(float) == jnp.float64),
     }
+    if request.code is not None:
+        settings["shapes"] = [[list(leaf.shape), leaf.dtype.name] for leaf in payload.values()]
+        settings["code"] = str(jax.random.key_impl(request.code.up))
+        arrays |= {f"code {way}": jax.random.key_data(getattr(request.code, way))
+                   for way in ("up", "down")}  # fmt: skip
+        arrays |= _sliced(request.payload)
+        payload = {"coded": np.frombuffer(request.code.payload or b"", np.uint8)}
     own, common = (arrays | payload, {}) if sliced else (arrays, payload)
     return Package(settings, _on_host(own), _on_host(common))
 
 
-def decode_request(package: Package, known: Mapping[str, PyTree]) -> NodeRequest:
+def _sliced(payload: PyTree) -> Json:
+    """Return the leaves of a payload that differ from client to client, which are not coded."""
+    flags = [
+        is_per_client(part)
+        for part in jax.tree.leaves(payload, is_leaf=is_per_client)
+        for _ in jax.tree.leaves(part)
+    ]
+    named = _leaves("payload", payload).items()
+    return {name: leaf for (name, leaf), own in zip(named, flags, strict=True) if own}
+
+
+def decode_request(
+    package: Package, known: Mapping[str, PyTree], codecs: Codecs | None = None
+) -> NodeRequest:
     """Return the request in a package; the inverse of `encode_request`."""
     settings, arrays = package.settings, {**package.arrays, **package.common}
+    code, shapes = None, settings["shapes"]
+    if shapes is not None:
+        keys = (jax.random.wrap_key_data(jnp.asarray(arrays[f"code {way}"]), impl=settings["code"])
+                for way in ("up", "down"))  # fmt: skip
+        code = Code(arrays["coded"].tobytes(), *keys)
+
+    def leaf(name: str, k: int) -> Any:
+        if name == "payload" and shapes is not None and f"payload{k}" not in arrays:
+            return jax.ShapeDtypeStruct(tuple(shapes[k][0]), jnp.dtype(shapes[k][1]))
+        return arrays[f"{name}{k}"]
 
     def tree(name: str) -> PyTree:
         shape, count = settings[name]
-        return decode(shape, [arrays[f"{name}{k}"] for k in range(count)], known)
+        return decode(shape, [leaf(name, k) for k in range(count)], known)
+
+    payload = tree("payload")
+    if code is not None:
+        if codecs is None:
+            raise UserError("The server codes its messages, and this node's deployment does not.")
+        start = start_of(codecs, payload, Point(known["x"], known["y"]))
+        payload = decode_payload(codecs, code.payload or b"", start, code.down, payload)
 
     keep, momentum, steps = settings["rule"]
     rule = LocalRule(keep, momentum, tuple(steps))
@@ -93,28 +148,35 @@ def decode_request(package: Package, known: Mapping[str, PyTree]) -> NodeRequest
         key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]), impl=settings["generator"])
     return NodeRequest(
         settings["exchange"],
-        tree("payload"),
+        payload,
         arrays["ids"],
         LocalPlan(arrays["tau"], arrays["steps"], arrays["norm"], rule),
         tree("eta"),
         arrays.get("weights"),
         Gate(settings["max_norm"]),
         key,
+        code,
     )
 
 
 class Node:
     """One node: its clients' data and the client steps it can run."""
 
-    def __init__(self, algorithm: Algorithm, known: Mapping[str, PyTree], data: FederatedData):
-        """Take the algorithm with the client steps, the trees both sides know, and the data."""
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        known: Mapping[str, PyTree],
+        data: FederatedData,
+        codecs: Codecs | None = None,
+    ):
+        """Take the algorithm with the client steps, what both sides know, the data, the codecs."""
         self._client_steps = {step.__name__: step for step in algorithm.client_steps}
-        self._known, self._data = known, data
+        self._known, self._data, self._codecs = known, data, codecs
 
     def respond(self, client_step: str, package: Package) -> Package:
         """Return the response to a request."""
         with jax.enable_x64(package.settings["wide"]):
-            request = decode_request(package, self._known)
+            request = decode_request(package, self._known, self._codecs)
             found = self._compute(self._client_steps[client_step], request)
             return Package({"exchange": request.exchange}, found)
 
@@ -131,10 +193,23 @@ class Node:
         if each:
             found = jax.tree.map(lambda stack: np.asarray(stack)[:size], found)
             arrays["repeats"] = occurrences(request.ids)
+            if request.code is not None:
+                return arrays | self._coded(request, request.code, found)
         else:
             arrays["squares"] = np.asarray(squares, np.float64)[:size]
             arrays["passed"] = np.asarray(passed)[:size] > 0
         return arrays | {_MESSAGE + name: array for name, array in as_arrays(found).items()}
+
+    def _coded(self, request: NodeRequest, code: Code, found: PyTree) -> dict[str, np.ndarray]:
+        """Return the messages of a request's clients, coded: their lengths, and all bytes."""
+        assert self._codecs is not None
+        letters = []
+        for j, (i, repeat) in enumerate(zip(request.ids, occurrences(request.ids), strict=True)):
+            message = jax.tree.map(lambda stack, j=j: stack[j], found)
+            key = client_key(code.up, int(i), int(repeat))
+            letters.append(encode_message(self._codecs, message, key))
+        lengths = np.array([len(letter) for letter in letters], np.int64)
+        return {"lengths": lengths, "coded": np.frombuffer(b"".join(letters), np.uint8)}
 
     def _call(self, client_step: ClientStep, request: NodeRequest, pad: np.ndarray) -> Call:
         """Return a request as a call of the engine, whose clients are positions in the data."""
@@ -173,6 +248,32 @@ def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:
         return {name: np.asarray(stack[j]) for name, stack in stacks.items()}
 
     return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(asked)]
+
+
+def coded_replies(package: Package, asked: np.ndarray) -> list[Reply]:
+    """Return the replies in a node's response, one per client, as bytes; nothing is trusted.
+
+    Args:
+        package: what the node sent.
+        asked: the clients it was asked for; it may not reply for others.
+    """
+    arrays = package.arrays
+    if list(arrays) != ["ids", "repeats", "lengths", "coded"] or package.common:
+        raise BadPackage("arrays that were not requested")
+    ids, repeats, lengths = (_integers(arrays, name) for name in ("ids", "repeats", "lengths"))
+    if not np.array_equal(ids, asked) or not np.array_equal(repeats, occurrences(asked)):
+        raise BadPackage("a response for other clients than requested")
+    data = arrays["coded"]
+    whole = [int(length) for length in lengths]
+    fits = len(whole) == len(asked) and min(whole, default=0) >= 0 and sum(whole) == data.size
+    if data.dtype != np.uint8 or data.ndim != 1 or not fits:
+        raise BadPackage("coded messages of other lengths than it says")
+    ends, octets = np.cumsum([0, *whole]).tolist(), data.tobytes()
+    exchange = package.settings.get("exchange")
+    return [
+        Reply(int(i), exchange, octets[ends[j] : ends[j + 1]], int(repeats[j]))
+        for j, i in enumerate(asked)
+    ]
 
 
 def part_of(payload: PyTree, positions: np.ndarray) -> PyTree:
