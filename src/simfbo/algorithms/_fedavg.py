@@ -32,8 +32,8 @@ class AvgState(NamedTuple):
 @with_settings
 def fedavg(
     problem: BilevelProblem,
-    local: float,
-    server: Rule | None = None,
+    local: float | Point[float],
+    server: Rule | Point[Rule] | None = None,
 ) -> Algorithm:
     """FedAvg on the lower problem, at a fixed x: a baseline, not a bilevel method.
 
@@ -42,7 +42,7 @@ def fedavg(
 
     Args:
         problem: the two losses; the upper one is not used.
-        local: eta, the clients' step size.
+        local: eta, the clients' step size; of a `Point`, that for y.
         server: gamma, or an Optax transformation; the same as `local` by default.
 
     Returns:
@@ -52,8 +52,9 @@ def fedavg(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedavg(quadratic().problem, 0.2)
     """
-    fedavg_step = _client_step(problem)
-    start, move = server_step(local if server is None else server)
+    fedavg_step, rule = _client_step(problem), local if server is None else server
+    eta = local.y if isinstance(local, Point) else local
+    start, move = server_step(rule.y if isinstance(rule, Point) else rule)
 
     def init(x: PyTree, y: PyTree) -> AvgState:
         x, y = jax.tree.map(jnp.asarray, (x, y))
@@ -61,7 +62,7 @@ def fedavg(
 
     def round(state: AvgState, federation: Federation, key: jax.Array) -> AvgState:
         cohort, at = federation.cohort(key), Point(x=state.x, y=state.y)
-        q = federation.sum(fedavg_step, at, cohort, key, Point(y=local)).y
+        q = federation.sum(fedavg_step, at, cohort, key, Point(y=eta)).y
         return AvgState(state.x, *move(q, state.server, state.y))
 
     bias = "FedAvg weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."

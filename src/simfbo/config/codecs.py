@@ -23,7 +23,7 @@ PRESETS = {
     "small": {
         "up": {"x": "lowrank(32, 0.3)", "y": "dithered(0.5)", "v": "dithered(1)"},
         "down": {
-            "x": f"{_START}(lowrank(56, 0.5))",
+            "x": f"{_START}(lowrank(56, 0.4))",
             "y": f"{_START}(dithered(0.25))",
             "v": "dithered(1)",
         },

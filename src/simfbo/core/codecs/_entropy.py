@@ -70,7 +70,7 @@ def fixed_octets(numbers: jax.Array) -> jax.Array:
         return jnp.full((), 2.0)
     low, high = jnp.min(numbers), jnp.max(numbers)
     width = 32 - jax.lax.clz((high - low).astype(jnp.int32))
-    folded = 2.0 * jnp.abs(low.astype(jnp.float32))
+    folded = 2.0 * jnp.abs(low.astype(jnp.float32)) - (low < 0).astype(jnp.float32)
     head = 2 + sum((folded >= 2.0**bits).astype(jnp.float32) for bits in (7, 14, 21))
     return head + jnp.ceil(numbers.size * width.astype(jnp.float32) / 8)
 

@@ -31,9 +31,12 @@ _OTHERS = 0.5  # the step for what is no matrix, at most
 
 
 class Factors(NamedTuple):
-    """Symbols of a matrix: step, components that count, and the numbers of both factors."""
+    """Symbols of a matrix: a scale, components that count, and the numbers of both factors.
 
-    step: Any
+    The scale is the square of the factors' step: that of their product.
+    """
+
+    scale: Any
     rank: Any
     left: Any
     right: Any
@@ -66,21 +69,22 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
     def quantise(leaf: jax.Array, key: jax.Array) -> Any:
         if thin(leaf.shape):
             return other.quantise(leaf, key)
-        shape = _matrix(leaf.shape)
-        size = jnp.asarray(step, jnp.float32) * jnp.sqrt(root_mean_square(leaf))
-        matrix = leaf.reshape(shape)
+        shape, size = _matrix(leaf.shape), root_mean_square(leaf)
+        matrix = leaf.reshape(shape) / safe(size)
         found = factors(jnp.where(jnp.isfinite(matrix), matrix, 0.0), rank)
         left, right, values = jax.lax.optimization_barrier(found)
-        noise = size * size / 12 * np.float32(np.sqrt(shape[0] * shape[1]))
+        noise = step * step / 12 * math.sqrt(shape[0] * shape[1])
         kept = jnp.maximum(1, jnp.sum((values > noise).astype(jnp.int32)))
+        kept = jnp.where(size > 0, kept, 0).astype(jnp.int32)
         u, w = _dithers(key, shape, rank)
         counts = jnp.arange(rank) < kept
 
         def numbers(factor: jax.Array, noise: jax.Array) -> jax.Array:
-            k = jnp.round(factor / safe(size) + noise)
-            return jnp.where(counts & jnp.isfinite(k) & (size > 0), k, 0.0).astype(jnp.int32)
+            k = jnp.round(factor / jnp.float32(step) + noise)
+            return jnp.where(counts, k, 0.0).astype(jnp.int32)
 
-        return Factors(size, kept.astype(jnp.int32), numbers(left, u), numbers(right, w))
+        scale = jnp.asarray(step * step, jnp.float32) * size
+        return Factors(scale, kept, numbers(left, u), numbers(right, w))
 
     def restore(symbols: Any, key: jax.Array, shape: Shape) -> jax.Array:
         if thin(shape):
@@ -91,7 +95,7 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
         left = jnp.where(counts, jnp.asarray(symbols.left).astype(jnp.float32) - u, 0.0)
         right = jnp.where(counts, jnp.asarray(symbols.right).astype(jnp.float32) - w, 0.0)
         product = jnp.matmul(left, right.T, precision="highest")
-        return settled(product * (symbols.step * symbols.step)).reshape(shape)
+        return settled(product * symbols.scale).reshape(shape)
 
     def size(leaf: jax.Array, symbols: Any, key: jax.Array) -> jax.Array:
         if thin(leaf.shape):
@@ -99,14 +103,14 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
         u, w = _dithers(key, _matrix(leaf.shape), rank)
         left = _octets(symbols.left, u, symbols.rank, ranged)
         found = left + _octets(symbols.right, w, symbols.rank, ranged)
-        return jnp.where(symbols.step > 0, (8 if ranged else 6) + found, 6 if ranged else 5)
+        return jnp.where(symbols.scale > 0, (8 if ranged else 6) + found, 6 if ranged else 5)
 
     def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
         if thin(leaf.shape):
             return other.pack(leaf, symbols, key)
         out, kept = Writer(ranged), int(symbols.rank)
-        out.float32(symbols.step)
-        if symbols.step > 0:
+        out.float32(symbols.scale)
+        if symbols.scale > 0:
             out.whole(kept)
             for k, noise in zip(symbols[2:], _DITHERS(key, _matrix(leaf.shape), rank), strict=True):
                 _write(out, k[:, :kept], np.asarray(noise)[:, :kept])
@@ -141,7 +145,8 @@ def factors(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Arr
 
     A randomised range finder with power iterations (Halko, Martinsson, Tropp 2011).
     """
-    start = jax.random.normal(jax.random.key(0), (matrix.shape[1], rank + _MORE), jnp.float32)
+    # Drawn on the host: a compiler that folds constants may round the last bit otherwise.
+    start = np.random.default_rng(0).standard_normal((matrix.shape[1], rank + _MORE), np.float32)
     span = matrix @ start
     for _ in range(_TURNS):
         span = matrix @ (matrix.T @ _orthonormal(span))

@@ -67,8 +67,8 @@ class Codec(NamedTuple):
         """Return the codec for each of some arrays that belong together."""
         if self.finer is None:
             return [self] * len(leaves)
-        largest = max((leaf.size for leaf in leaves), default=1) or 1
-        return [self.finer(leaf.size / largest) for leaf in leaves]
+        sizes = [max(1, leaf.size) for leaf in leaves]
+        return [self.finer(size / max(sizes)) for size in sizes]
 
     def encode(self, tree: PyTree, key: jax.Array) -> bytes:
         """Return a tree as bytes.

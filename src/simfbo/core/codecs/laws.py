@@ -1,0 +1,194 @@
+"""The laws that a codec must obey, as numbers that must not exceed a limit."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.codecs.codec import BadMessage, Codec, leaf_key, received
+
+_KEYS = 2000
+_MUTANTS = 200
+
+
+class CodecLaw(NamedTuple):
+    """A law that codecs must obey.
+
+    Attributes:
+        name: of the law.
+        says: what it demands.
+        measure: (codec) -> the number measured.
+        limit: the largest number that obeys the law.
+    """
+
+    name: str
+    says: str
+    measure: Callable[[Codec], float]
+    limit: float
+
+
+def _examples() -> dict[str, np.ndarray]:
+    """Return arrays of many kinds: normal, uneven, of low rank, tiny, zero, huge and minute."""
+    rng = np.random.default_rng(7)
+    normal = rng.standard_normal((64, 96))
+    low = rng.standard_normal((64, 3)) @ rng.standard_normal((3, 96))
+    found = {
+        "normal": normal, "uneven": normal * np.exp(2 * rng.standard_normal((64, 1))), "low": low,
+        "zero": 0 * normal, "huge": 1e30 * normal, "minute": 1e-30 * normal,
+        "vector": rng.standard_cauchy(300), "kernel": rng.standard_normal((5, 5, 3, 6)),
+        "tiny": normal[0, :3], "empty": normal[:0, :0],
+    }  # fmt: skip
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _twin(codec: Codec, z: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what a simulation computes of a message, and its bytes."""
+    found, weigh = received(codec, z, leaf_key(key, 0))
+    return found, weigh()
+
+
+@partial(jax.jit, static_argnums=0)
+def _many(codec: Codec, z: jax.Array, keys: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda key: received(codec, z, key)[0], keys)
+
+
+def bias(codec: Codec) -> float:
+    """Return by how many standard errors the mean over keys misses a message, at its worst.
+
+    Over three directions: the message itself, a random one, and the ones vector.
+    """
+    rng, worst = np.random.default_rng(3), 0.0
+    for name in ("vector", "normal"):
+        z = _examples()[name]
+        found = np.asarray(_many(codec, z, jax.random.split(jax.random.key(1), _KEYS)), float)
+        gaps = (found - z).reshape(_KEYS, -1)
+        for way in (z.ravel(), rng.standard_normal(z.size), np.ones(z.size)):
+            along = gaps @ (way / np.linalg.norm(way))
+            error = along.std(ddof=1) / math.sqrt(_KEYS)
+            floor = 1e-6 * np.linalg.norm(z)  # what rounding alone may do
+            worst = max(worst, abs(along.mean()) / max(error, floor))
+    return worst
+
+
+def variance_gap(codec: Codec) -> float:
+    """Return by which share the relative variance differs from what the codec states."""
+    if codec.variance is None:
+        return 0.0
+    z = _examples()["normal"]
+    found = np.asarray(_many(codec, z, jax.random.split(jax.random.key(2), 200)), float)
+    measured = ((found - z) ** 2).sum() / (200 * (z.astype(float) ** 2).sum())
+    return abs(measured - codec.variance) / max(codec.variance, 1e-12) if measured else codec.variance
+
+
+def twin_gap(codec: Codec) -> float:
+    """Return how many numbers differ between decode(encode) and its twin inside a program."""
+    key, different = jax.random.key(3), 0
+    for z in _examples().values():
+        real = codec.decode(codec.encode(z, key), key, z)
+        twin = np.asarray(_twin(codec, z, key)[0])
+        different += int((real.view(np.uint32) != twin.view(np.uint32)).sum())
+    return float(different)
+
+
+def size_gap(codec: Codec) -> float:
+    """Return by which share of itself, or of 1,000 bytes, the computed size is wrong at most."""
+    key, worst = jax.random.key(4), 0.0
+    for z in _examples().values():
+        real = len(codec.encode(z, key)) - 4
+        octets = float(_twin(codec, z, key)[1])
+        framed = octets + sum(octets >= 2**bits for bits in (7, 14, 21)) + 1
+        gap = abs(framed - real)
+        worst = max(worst, gap if codec.exact_size else gap / max(real, 1000))
+    return worst
+
+
+def excess(codec: Codec) -> float:
+    """Return by how many bytes a message exceeds its float32 numbers, at most."""
+    key = jax.random.key(5)
+    return float(max(len(codec.encode(z, key)) - z.nbytes for z in _examples().values()))
+
+
+def crashes(codec: Codec) -> float:
+    """Return how many mutated messages end in anything but a refusal or an array of the shape."""
+    rng, key, failed = np.random.default_rng(11), jax.random.key(6), 0
+    z = _examples()["kernel"]
+    data = codec.encode(z, key)
+    for _ in range(_MUTANTS):
+        failed += not survives(codec, mutated(data, rng), key, z)
+    return float(failed)
+
+
+def survives(codec: Codec, data: bytes, key: jax.Array, like: Any) -> bool:
+    """Return whether bytes are decoded to an array of the right shape, or refused."""
+    try:
+        found = codec.decode(data, key, like)
+    except BadMessage:
+        return True
+    except Exception:
+        return False
+    return found.shape == like.shape and found.dtype == like.dtype
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return a message with bytes changed, cut, repeated or added, and a checksum that fits."""
+    from simfbo.core.codecs.codec import framed, varint
+
+    body = bytearray(data[:-4])
+    kind, at = rng.integers(5), int(rng.integers(max(1, len(body))))
+    if kind == 0 and body:
+        for place in rng.integers(len(body), size=rng.integers(1, 5)):
+            body[place] = rng.integers(256)
+    elif kind == 1:
+        del body[at:]
+    elif kind == 2:
+        body[at:at] = rng.bytes(int(rng.integers(1, 20)))
+    elif kind == 3:
+        body[at : at + 4] = b"\xff" * 4
+    elif body:
+        body[at : at + 1] = bytes([body[at] ^ 1 << int(rng.integers(8))])
+    inner = bytes(body)
+    if rng.random() < 0.5:  # a frame that is whole, around contents that are not
+        head = len(varint(len(data)))
+        return framed([inner[head:]])
+    import zlib
+
+    return inner + zlib.crc32(inner).to_bytes(4, "little")
+
+
+def identity_gap(codec: Codec) -> float:
+    """Return how many bits of finite numbers a codec of no loss changes."""
+    if codec.variance != 0.0:
+        return 0.0
+    key, different = jax.random.key(8), 0
+    for z in _examples().values():
+        real = codec.decode(codec.encode(z, key), key, z)
+        different += int((real.view(np.uint32) != z.view(np.uint32)).sum())
+    return float(different)
+
+
+def infinity_gap(codec: Codec) -> float:
+    """Return how many of three messages that are not finite arrive as if they were."""
+    key, passed = jax.random.key(9), 0
+    for bad in (np.nan, np.inf, -np.inf):
+        z = _examples()["vector"]
+        z[7] = bad
+        passed += bool(np.isfinite(codec.decode(codec.encode(z, key), key, z)).all())
+        passed += bool(jnp.isfinite(_twin(codec, z, key)[0]).all())
+    return float(passed)
+
+
+CODEC_LAWS = (
+    CodecLaw("unbiased", "The mean over keys is the message, to 3 standard errors.", bias, 3.0),
+    CodecLaw("variance", "The relative variance is as stated, to 2 %.", variance_gap, 0.02),
+    CodecLaw("twin", "What a simulation computes is decode(encode), to the bit.", twin_gap, 0.0),
+    CodecLaw("size", "Computed sizes are right: to 0.5 %, exactly if so stated.", size_gap, 0.005),
+    CodecLaw("small", "A message has at most 64 bytes more than as float32.", excess, 64.0),
+    CodecLaw("identity", "A codec of variance zero changes no bit.", identity_gap, 0.0),
+    CodecLaw("not finite", "What is not finite arrives as not finite.", infinity_gap, 0.0),
+    CodecLaw("hostile", "Mutated messages are refused, or decoded to some array.", crashes, 0.0),
+)
