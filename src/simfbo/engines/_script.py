@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from simfbo.core.codecs.messages import Codecs
 from simfbo.core.problem import PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines._batches import Layout
@@ -22,6 +23,7 @@ class OneExchange(NamedTuple):
         size: clients in the cohort.
         stacked: whether messages are kept one by one.
         layout: how they are computed.
+        codecs: how they are coded; None for not at all.
     """
 
     name: str
@@ -30,6 +32,7 @@ class OneExchange(NamedTuple):
     size: int
     stacked: bool
     layout: Layout
+    codecs: Codecs | None = None
 
 
 class Event(NamedTuple):

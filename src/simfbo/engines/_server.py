@@ -25,6 +25,7 @@ class Fixed(NamedTuple):
         rho: the mean of ||a_i||_1, where the server knows it.
         ids: the clients' numbers, where these are not their places.
         limit: the gate's.
+        start: x0 and y0, for codecs that are relative to them.
     """
 
     weights: Any
@@ -32,6 +33,7 @@ class Fixed(NamedTuple):
     rho: Any
     ids: Any
     limit: Any
+    start: Any
 
 
 class Row(NamedTuple):
@@ -95,6 +97,7 @@ class Server(NamedTuple):
             rho=np.asarray(engine.mean_norm(jax.random.key(0))) if known else None,
             ids=None if np.array_equal(ids, np.arange(len(ids))) else ids,
             limit=number_of(limit_of(engine.gate)),
+            start=None if engine.codecs is None else engine.start,
         )
 
     @property
@@ -113,7 +116,7 @@ class Server(NamedTuple):
         """Return what programs depend on besides the shapes of `fixed`."""
         engine, work = self.engine, self.engine.local_work
         ids = None if self.cohort is None else self.cohort.ids.tobytes()
-        rules = engine.gate.min_replies, engine.aggregators
+        rules = engine.gate.min_replies, engine.aggregators, engine.codecs
         how = engine.strategy, engine.chunk, engine.mesh, engine.n, len(self.example.ids)
         drawn = self.absent is None, self.masked
         return ids, work.tau_max, work.rule, work.assigned, rules, how, drawn

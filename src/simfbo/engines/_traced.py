@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from simfbo.core import aggregation, trees, watch
+from simfbo.core.codecs.messages import code_payload, down_key, start_of
 from simfbo.core.exchange import Refusal
 from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.gate import occurrences
@@ -33,11 +34,16 @@ class NeedsHost(Exception):
 
 
 class Noted(NamedTuple):
-    """What is to be known of an exchange; see `simfbo.engines._cohort.Found`."""
+    """What is to be known of an exchange; see `simfbo.engines._cohort.Found`.
+
+    Coded messages have their bytes in `octets`, and a client's payload has `down`.
+    """
 
     squares: Any
     passed: Any
     probes: Any
+    octets: Any = None
+    down: Any = None
 
 
 class _Common:
@@ -140,7 +146,10 @@ class Listener(_Common):
             raise NeedsHost
         down = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), payload)
         stacked = engine.stacks(call, like)
-        self.exchanges.append(OneExchange(client_step.__name__, down, like, size, stacked, layout))
+        codecs = engine.codecs_of(client_step)
+        self.exchanges.append(
+            OneExchange(client_step.__name__, down, like, size, stacked, layout, codecs)
+        )
         self.latest = _Factor(1.0 + self._dummy)
         first = (size,) if single else ()
         return jax.tree.map(
@@ -275,7 +284,10 @@ class Traced(_Common):
         tau, present = self._next() or (None, None)
         if present is None and server.masked:
             present = np.ones(one.size, bool)
-        places = cohort.ids
+        places, weigh = cohort.ids, None
+        if one.codecs is not None:
+            base = start_of(one.codecs, payload, fixed.start)
+            payload, weigh = code_payload(one.codecs, payload, base, down_key(key))
         inputs = Inputs(
             payload=payload,
             data=self._data[e],
@@ -292,8 +304,10 @@ class Traced(_Common):
             weighed=None,
             key=key,
         )
-        found = _batches.compute(Sender(client_step), one.like, one.stacked, one.layout, inputs)
-        self.notes.append(Noted(found.squares, found.passed, found.probes))
+        sender = Sender(client_step, one.codecs)
+        found = _batches.compute(sender, one.like, one.stacked, one.layout, inputs)
+        down = None if weigh is None else weigh()
+        self.notes.append(Noted(*found[1:4], found.octets, down))
         self.usual &= found.finite
         factor = None
         if found.passed is not None:

@@ -23,8 +23,10 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from simfbo.core import trees, watch
+from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs
 from simfbo.core.exchange import Request
 from simfbo.core.federation import Algorithm, Tracing, View
+from simfbo.core.ledger import Octets
 from simfbo.core.problem import PyTree, point_of
 from simfbo.engines._cohort import Found
 from simfbo.engines._script import Script, as_inputs
@@ -169,11 +171,18 @@ class Blocks:
             if absent is not None:
                 silent = done * int(absent.sum())
             asked = one.size * done
-            engine.ledger.record(one.name, asked, asked - silent, one.down, one.like, done)
+            coded = _octets(one.codecs, note, self._missing(rows, e, done))
+            engine.ledger.record(one.name, asked, asked - silent, one.down, one.like, done, coded)
         for k in np.flatnonzero(look.any(1)).tolist():
             for e in np.flatnonzero(look[k]).tolist():
                 self._look(outcome.exchanges[e], k, e, rows, first + k * len(kinds) + e)
             yield k
+
+    def _missing(self, rows: list[list[Row]], e: int, done: int) -> np.ndarray:
+        """Return who did not reply to an exchange, by round and position."""
+        if self._server.absent is not None:
+            return np.tile(self._server.absent, (done, 1))
+        return np.array([row[e].absent for row in rows]).reshape(done, -1)
 
     def _look(self, note: Noted, k: int, e: int, rows: list[list[Row]], number: int) -> None:
         """Let the engine look at one exchange."""
@@ -184,11 +193,20 @@ class Blocks:
             assert server.cohort is not None
             row = server.draw_row(None, server.cohort)
         request = Request(number, one.name, row.cohort.ids, one.like)
-        found = Found((), *(None if part is None else part[k] for part in note))
+        found = Found((), *(None if part is None else part[k] for part in note[:3]))
         exchange = exchange_of(request, found, row.absent, engine.rules(one.name))
         engine.latest = exchange
         engine.refusals += exchange.refusals
         engine.observe(exchange, row.cohort.weights, server.plan(row.tau).norm)
+
+
+def _octets(codecs: Codecs | None, note: Noted, absent: np.ndarray) -> Octets | None:
+    """Return the bytes of all exchanges of one kind in a block, where messages are coded."""
+    if codecs is None:
+        return None
+    down = absent.shape[1] * float((note.down + REQUEST_BYTES).sum())
+    up = float(np.where(absent, 0.0, note.octets).sum())
+    return Octets(down, up, 0.0 if codecs.exact_size else down + up)
 
 
 def prepare(
@@ -203,8 +221,6 @@ def prepare(
         measure: what to take of the residuals (`Algorithm.residuals`) in some rounds.
     """
     if not isinstance(federation, SimulatedFederation) or federation.secret:
-        return None
-    if federation.codecs is not None:
         return None
     if federation.strategy == "lanes" or federation.gate.max_norm == "auto":
         return None

@@ -159,7 +159,9 @@ class DistributedFederation(Engine):
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,
-            None if call.sent is None else Code(call.sent.data, up_key(call.key), down_key(call.key)),
+            None
+            if call.sent is None
+            else Code(call.sent.data, up_key(call.key), down_key(call.key)),
         )
         package = encode_request(own, self._known)
         largest = response_bytes(request.like, len(positions), adds)

@@ -151,7 +151,6 @@ def _baselines(
     evaluate: Metrics,
 ) -> tuple[Baseline, ...]:
     """Return a head on random features, and representation and head trained together."""
-
     joint = _one_level(problem)
     return (
         Baseline("random representation", problem, data, y0, (x0,), evaluate),

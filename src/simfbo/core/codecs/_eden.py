@@ -11,6 +11,7 @@ R is a random sign for each number and a Walsh-Hadamard transform, twice, in blo
 does not mix messages that have a few large numbers.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.codecs._shared_noise import ordered_sum, random_bits, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, floats
 from simfbo.errors import UserError
 
 # Lloyd-Max centroids of the standard normal distribution, those above zero, by bits; and the
@@ -32,6 +33,7 @@ _CENTROIDS = {
 }
 _VARIANCE = {1: 0.5708, 2: 0.1331, 3: 0.03578, 4: 0.00959}
 _BLOCK = 1024
+_FEWEST = 256  # numbers of an array that is rotated
 
 
 class Rotated(NamedTuple):
@@ -47,7 +49,7 @@ def eden(bits: int) -> Codec:
 
     Relative variance 0.57, 0.13, 0.036 and 0.0096 for 1 to 4 bits, whatever the numbers are. The
     paper's uniform rotations are unbiased exactly, these up to an error that vanishes as blocks
-    grow.
+    grow and is large for a few numbers: arrays of less than 256 travel as float32.
 
     Args:
         bits: for each number.
@@ -58,7 +60,9 @@ def eden(bits: int) -> Codec:
     centroids = np.array([-c for c in reversed(upper)] + list(upper), np.float32)
     borders = ((centroids[1:] + centroids[:-1]) / 2).astype(np.float32)
 
-    def quantise(leaf: jax.Array, key: jax.Array) -> Rotated:
+    def quantise(leaf: jax.Array, key: jax.Array) -> Any:
+        if leaf.size < _FEWEST:
+            return leaf
         z = _blocks(leaf.reshape(-1))
         first, second = _signs(key, z.shape)
         size = z.shape[1] ** 2  # of which the root is by how much the rotated are too long
@@ -71,7 +75,9 @@ def eden(bits: int) -> Codec:
         scale = norm / size / jnp.where(along > 0, along, 1.0)
         return Rotated(jnp.where(deviation > 0, scale, 0.0), nearest)
 
-    def restore(symbols: Rotated, key: jax.Array, shape: Shape) -> jax.Array:
+    def restore(symbols: Any, key: jax.Array, shape: Shape) -> jax.Array:
+        if math.prod(shape) < _FEWEST:
+            return symbols
         values = _values(centroids, jnp.asarray(symbols.nearest))
         first, second = _signs(key, values.shape)
         back = _hadamard(_hadamard(values) * second) * first
@@ -80,15 +86,21 @@ def eden(bits: int) -> Codec:
         return settled(back * scales).reshape(-1)[:count].reshape(shape)
 
     def octets(shape: Shape) -> int:
+        if math.prod(shape) < _FEWEST:
+            return 4 * math.prod(shape)
         blocks, size = _layout(int(np.prod(shape)))
         return 4 * blocks + -(-blocks * size * bits // 8)
 
-    def pack(leaf: np.ndarray, symbols: Rotated, key: jax.Array) -> bytes:
+    def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
+        if leaf.size < _FEWEST:
+            return leaf.astype("<f4").tobytes()
         rows = (symbols.nearest.reshape(-1, 1) >> np.arange(bits)) & 1
         body = np.packbits(rows.astype(np.uint8).reshape(-1), bitorder="little")
         return np.asarray(symbols.scales, "<f4").tobytes() + body.tobytes()
 
-    def unpack(data: bytes, key: jax.Array, shape: Shape) -> Rotated:
+    def unpack(data: bytes, key: jax.Array, shape: Shape) -> Any:
+        if math.prod(shape) < _FEWEST:
+            return floats(data, shape)
         blocks, size = _layout(int(np.prod(shape)))
         if len(data) != octets(shape):
             raise BadMessage(f"{len(data)} bytes for {blocks} blocks of {size}")
