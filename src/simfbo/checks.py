@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core import trees
+from simfbo.core.codecs import Codec
+from simfbo.core.codecs.laws import CODEC_LAWS
 from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import constant, fixed, uniform
 from simfbo.core.problem import BilevelProblem, Point, PyTree
@@ -30,12 +32,14 @@ from simfbo.tasks._quadratic import random_quadratic
 from simfbo.tasks.task import Task
 
 __all__ = [
+    "CODEC_LAWS",
     "LAWS",
     "SINGLE_LOOP_LAWS",
     "CheckError",
     "Finding",
     "Law",
     "check_algorithm",
+    "check_codec",
     "describe",
     "examine",
 ]
@@ -105,6 +109,33 @@ def check_algorithm(factory: Factory, laws: Sequence[Law] | None = None) -> list
     if broken:
         raise CheckError("\n".join(map(describe, broken)))
     return findings
+
+
+def check_codec(codec: Codec) -> dict[str, float]:
+    """Test a codec against `CODEC_LAWS`; raise `CheckError` if it breaks one.
+
+    A codec that says it is biased must break the law "unbiased", and does.
+
+    Args:
+        codec: the codec.
+
+    Returns:
+        The number measured for each law, by name.
+
+    Example:
+        >>> from simfbo import codecs
+        >>> check_codec(codecs.float32())["variance"]
+        0.0
+    """
+    found = {law.name: law.measure(codec) for law in CODEC_LAWS}
+    broken = [
+        f"{law.name}: {law.says} (measured {found[law.name]:.2g}, limit {law.limit:.2g})."
+        for law in CODEC_LAWS
+        if (found[law.name] <= law.limit) == (law.name == "unbiased" and not codec.unbiased)
+    ]
+    if broken:
+        raise CheckError("\n".join(broken))
+    return found
 
 
 def examine(factory: Factory, law: Law) -> Finding:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Point, UserError
+from simfbo import Point, UserError, checks
 from simfbo.core import codecs
 from simfbo.core.codecs import BadMessage, Codecs, _entropy, _lowrank, laws
 from simfbo.core.codecs._shared_noise import dither, ordered_sum, random_bits, root_mean_square
@@ -73,8 +73,12 @@ def test_a_wrong_codec_breaks_laws():
         size=lambda leaf, symbols, key: 2.0 * right.size(leaf, symbols, key),
         finer=None,
     )
-    broken = {law.name for law in laws.CODEC_LAWS if not law.measure(wrong) <= law.limit}
+    with pytest.raises(checks.CheckError) as error:
+        checks.check_codec(wrong)
+    broken = {line.partition(":")[0] for line in str(error.value).splitlines()}
     assert broken == {"unbiased", "variance", "size"}
+    with pytest.raises(checks.CheckError, match="unbiased"):  # says that it is biased, and is not
+        checks.check_codec(right._replace(unbiased=False))
 
 
 class TestDithered:

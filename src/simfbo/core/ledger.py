@@ -67,7 +67,8 @@ class Traffic(NamedTuple):
 
     def plus(self, other: "Traffic") -> "Traffic":
         """Add two amounts of traffic."""
-        return Traffic(*map(add, self, other))
+        sums: list[Any] = list(map(add, self, other))
+        return Traffic(*sums)
 
     @property
     def uncertainty(self) -> float:
@@ -122,9 +123,8 @@ class Ledger:
         floats_down, bytes_down = _size(down, asked, exchanges)
         floats_up, bytes_up = _size(up, replied, exchanges)
         sent = Octets(bytes_down, bytes_up) if coded is None else coded
-        exchange = Traffic(
-            exchanges, floats_down, floats_up, *map(round, sent[:3]), float(sent.variance)
-        )
+        whole = round(sent.down), round(sent.up), round(sent.estimated)
+        exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
         self.total = self.total.plus(exchange)
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
 

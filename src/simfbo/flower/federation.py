@@ -150,6 +150,9 @@ class DistributedFederation(Engine):
         self, call: Call, request: Request, node: int, positions: np.ndarray, adds: bool
     ) -> Envelope:
         """Return one node's part of a request."""
+        code = None
+        if call.sent is not None:
+            code = Code(call.sent.data, up_key(call.key), down_key(call.key))
         own = NodeRequest(
             request.number,
             part_of(call.payload, positions),
@@ -159,9 +162,7 @@ class DistributedFederation(Engine):
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,
-            None
-            if call.sent is None
-            else Code(call.sent.data, up_key(call.key), down_key(call.key)),
+            code,
         )
         package = encode_request(own, self._known)
         largest = response_bytes(request.like, len(positions), adds)
@@ -179,8 +180,7 @@ class DistributedFederation(Engine):
                 if octets is None:
                     own = replies(package, request.like, request.ids[part])
                 else:
-                    own = coded_replies(package, request.ids[part])
-                    octets[part] = [len(reply.arrays) for reply in own]
+                    own, octets[part] = coded_replies(package, request.ids[part])
                 found += own
             except BadPackage as error:
                 outcome.refuse(node, error)

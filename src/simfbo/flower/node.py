@@ -82,7 +82,7 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         arrays["key"] = jax.random.key_data(key)
     payload = _leaves("payload", request.payload)
     sliced = any(map(is_per_client, jax.tree.leaves(request.payload, is_leaf=is_per_client)))
-    settings = {
+    settings: Json = {
         "exchange": request.exchange,
         "payload": [encode(request.payload, known), len(payload)],
         "shapes": None,
@@ -250,8 +250,8 @@ def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:
     return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(asked)]
 
 
-def coded_replies(package: Package, asked: np.ndarray) -> list[Reply]:
-    """Return the replies in a node's response, one per client, as bytes; nothing is trusted.
+def coded_replies(package: Package, asked: np.ndarray) -> tuple[list[Reply], np.ndarray]:
+    """Return the replies in a node's response, as bytes, and their lengths; nothing is trusted.
 
     Args:
         package: what the node sent.
@@ -273,7 +273,7 @@ def coded_replies(package: Package, asked: np.ndarray) -> list[Reply]:
     return [
         Reply(int(i), exchange, octets[ends[j] : ends[j + 1]], int(repeats[j]))
         for j, i in enumerate(asked)
-    ]
+    ], lengths
 
 
 def part_of(payload: PyTree, positions: np.ndarray) -> PyTree:

@@ -98,8 +98,8 @@ def hyper_representation(
         metric, scaled = "unseen_accuracy", _scaled(model, *scale)
         personal = personal_accuracies(scaled, halves(pixels, labels, left_out, seed), pull)
         evaluate = _with_unseen(personal, evaluate)
-        together = federate((pixels, labels), seen, seen, batch_size=batch_size)
-        baselines = _baselines(problem, data, together, x0, y0, evaluate)
+        whole = federate((pixels, labels), seen, seen, batch_size=batch_size)
+        baselines = _baselines(problem, data, whole, x0, y0, evaluate)
     return Task(
         "hyper-representation", problem, data, x0, y0, evaluate, metric, "max", "train_accuracy",
         _ACCURACIES, baselines,

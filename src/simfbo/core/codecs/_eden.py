@@ -132,8 +132,8 @@ def _blocks(flat: jax.Array) -> jax.Array:
 def _signs(key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:
     """Return two random signs for each number."""
     bits = random_bits(key, int(np.prod(shape))).reshape(shape)
-    pair = (bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(1))
-    return tuple(1.0 - 2.0 * sign.astype(jnp.float32) for sign in pair)
+    one, two = bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(1)
+    return 1.0 - 2.0 * one.astype(jnp.float32), 1.0 - 2.0 * two.astype(jnp.float32)
 
 
 def _hadamard(rows: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """The laws that a codec must obey, as numbers that must not exceed a limit."""
 
 import math
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage, Codec, leaf_key, received
+from simfbo.core.codecs.codec import BadMessage, Codec, framed, leaf_key, received, varint
 
 _KEYS = 2000
 _MUTANTS = 200
@@ -76,19 +77,17 @@ def bias(codec: Codec) -> float:
             error = along.std(ddof=1) / math.sqrt(_KEYS)
             floor = 1e-6 * np.linalg.norm(z)  # what rounding alone may do
             worst = max(worst, abs(along.mean()) / max(error, floor))
-    return worst
+    return float(worst)
 
 
 def variance_gap(codec: Codec) -> float:
     """Return by which share the relative variance differs from what the codec states."""
-    if codec.variance is None:
+    if not codec.variance:
         return 0.0
     z = _examples()["normal"]
     found = np.asarray(_many(codec, z, _keys()), float)
     measured = ((found - z) ** 2).sum() / (_KEYS * (z.astype(float) ** 2).sum())
-    return (
-        abs(measured - codec.variance) / max(codec.variance, 1e-12) if measured else codec.variance
-    )
+    return float(abs(measured - codec.variance) / codec.variance)
 
 
 def twin_gap(codec: Codec) -> float:
@@ -142,8 +141,6 @@ def survives(codec: Codec, data: bytes, key: jax.Array, like: Any) -> bool:
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """Return a message with bytes changed, cut, repeated or added, and a checksum that fits."""
-    from simfbo.core.codecs.codec import framed, varint
-
     body = bytearray(data[:-4])
     kind, at = rng.integers(5), int(rng.integers(max(1, len(body))))
     if kind == 0 and body:
@@ -161,8 +158,6 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     if rng.random() < 0.5:  # a frame that is whole, around contents that are not
         head = len(varint(len(data)))
         return framed([inner[head:]])
-    import zlib
-
     return inner + zlib.crc32(inner).to_bytes(4, "little")
 
 

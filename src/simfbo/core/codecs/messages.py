@@ -85,7 +85,8 @@ def relative_to_start(codec: Codec) -> Codec:
 
 def require_consistent(codecs: Codecs) -> None:
     """Raise if codecs cannot be used as they are given."""
-    for one in (*codecs.up, *codecs.down):
+    given: list[Any] = [*codecs.up, *codecs.down]
+    for one in given:
         if one is not None and not isinstance(one, Codec):
             raise UserError(
                 f"A codec is needed for each channel, got {one!r}: use simfbo.codecs, as in "
