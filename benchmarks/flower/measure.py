@@ -1,7 +1,7 @@
 """Measure the distributed engine on a real federation: `python benchmarks/flower/measure.py NAME`.
 
-Names: equality, overhead, wire, faults, refusals. Results go to results/NAME.json; README.md says
-what they show.
+Names: equality, overhead, wire, coded, faults, refusals. Results go to results/NAME.json; README.md
+says what they show.
 """
 
 import json
@@ -89,7 +89,40 @@ def overhead():
     return rows
 
 
-def wire():
+def coded():
+    """Measure bytes on the wire, seconds and the gap to a simulation, with and without codecs."""
+    rows = []
+    for name in ("none", "dithered", "small"):
+        outputs = []
+        down, up = wire(codecs=name, keep=outputs)
+        taken = [sum(one.values()) for one in outputs[-1]["exchanges"][2:]]
+        rows.append(
+            {
+                "codecs": name, "ledger down": down["ledger"], "wire down": down["wire"],
+                "ledger up": up["ledger"], "wire up": up["wire"],
+                "seconds": float(np.median(taken)), "largest gap": outputs[-1]["gap"],
+            }
+        )  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _gap(output, config):
+    """Return the largest difference between a run and its simulation."""
+    import jax
+    from task import deployment
+
+    from simfbo.flower import simulate
+    from simfbo.runs import checkpoint
+
+    simulated = simulate(deployment({"method": "simfbo", "partial_sums": False, **config}))
+    found = checkpoint.newest(output, lambda found: found)
+    here = jax.tree.leaves(checkpoint.restore(found.arrays, simulated.state))
+    pairs = zip(here, jax.tree.leaves(simulated.state), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def wire(codecs="none", keep=None):
     """Count the bytes between nodes and SuperLink, TLS included, and compare with the ledger."""
     import tempfile
 
@@ -110,8 +143,11 @@ def wire():
         counts = []
         for rounds in (4, 14):
             before = proxy.down, proxy.up
-            with run(link, f"rounds-{rounds}", rounds=rounds, cohort=6, timeout=60.0) as output:
+            config = {"rounds": rounds, "cohort": 6, "timeout": 60.0, "codecs": codecs}
+            with run(link, f"rounds-{rounds}", **config) as output:
                 pass
+            if keep is not None:
+                keep.append({"exchanges": exchanges(output), "gap": _gap(output, config)})
             record = lines(output)[-2]
             wired = proxy.down - before[0], proxy.up - before[1]
             counts.append((*wired, record["bytes_down"], record["bytes_up"]))
@@ -236,8 +272,8 @@ def main(names):
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     for name in names:
-        measure = {"equality": equality, "overhead": overhead, "wire": wire, "faults": faults,
-                   "refusals": refusals}[name]  # fmt: skip
+        measure = {"equality": equality, "overhead": overhead, "wire": wire, "coded": coded,
+                   "faults": faults, "refusals": refusals}[name]  # fmt: skip
         rows = measure()
         text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
         (results / f"{name}.json").write_text(text + "\n")

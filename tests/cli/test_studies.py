@@ -117,7 +117,7 @@ def test_a_run_that_fails_is_one_sentence(simfbo, in_process):
         (("tune", "quadratic", "--range", "a=1"), "--range takes KEY=LOW..HIGH, got 'a=1'."),
         (
             ("tune", "quadratic", "--budget", "9"),
-            "The budget allows 9 iterations, too few for 27 trials: raise --budget or lower "
+            "The budget allows 9 iterations, too few for 27 trials: raise the budget or lower "
             "--trials.",
         ),
     ],

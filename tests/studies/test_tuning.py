@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from simfbo import algorithms
+from simfbo.config.build import build_algorithm, build_federation
+from simfbo.config.build_task import build_task
 from simfbo.config.run import load
 from simfbo.core.problem import Point
 from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.studies import tuning
 from simfbo.tasks import quadratic
@@ -128,3 +131,15 @@ def test_27_trials_compile_one_program(tmp_path, in_process, name, cost):
     assert len({tuple(r.settings.values()) for r in tuned.results}) == 27
     steps = getattr(algorithms, name)(quadratic().problem, Point(x=0.1, y=0.1, v=0.1)).client_steps
     assert PROGRAMS.compiled[before:] == [steps[-1].__name__]  # all of a round, in blocks
+
+
+def test_a_budget_in_bytes(tmp_path, in_process):
+    config = load(None, BASE | {"codecs.up.x": "bfloat16"})
+    task = build_task(config)
+    each = cost(
+        build_algorithm(config.algorithm, task.problem, 1), build_federation(config, task.data),
+        task.x0, task.y0,
+    ).total  # fmt: skip
+    budget = 12 * (each.bytes_up + each.bytes_down)
+    tuned = tuning.tune(config, tmp_path, budget_bytes=budget, trials=3)
+    assert [result.iterations for result in tuned.results] == [4, 4, 4]

@@ -5,11 +5,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo import BilevelProblem, Gate, Point, aggregation, algorithms, local_work, sampling
+from simfbo import (
+    BilevelProblem,
+    Gate,
+    Point,
+    aggregation,
+    algorithms,
+    codecs,
+    local_work,
+    sampling,
+)
 from simfbo.flower import Deployment
 
 PIXELS, HIDDEN, CLIENTS = 784, 200, 6
 TAUS = (1, 4, 2, 3, 1, 2)
+CODECS = {
+    "dithered": codecs.Codecs(
+        up=Point(codecs.dithered(3), codecs.dithered(0.5), codecs.dithered(1)),
+        down=Point(
+            codecs.relative_to_start(codecs.dithered(3)),
+            codecs.relative_to_start(codecs.dithered(0.25)),
+            codecs.dithered(1),
+        ),
+    ),
+    "small": codecs.Codecs(
+        up=Point(codecs.lowrank(32, 0.3), codecs.dithered(0.5), codecs.dithered(1)),
+        down=Point(
+            codecs.relative_to_start(codecs.lowrank(56, 0.4)),
+            codecs.relative_to_start(codecs.dithered(0.25)),
+            codecs.dithered(1),
+        ),
+    ),
+}
 NODE_AGGREGATORS = {"median": aggregation.median(), "trimmed-mean": aggregation.trimmed_mean(0.34)}
 
 
@@ -52,6 +79,7 @@ def deployment(config):
         sampler=sampling.without_replacement(config["cohort"]),
         local_work=local_work.fixed(TAUS),
         gate=Gate(min_replies=1),
+        codecs=CODECS.get(config.get("codecs", "none")),
         partial_sums=config["partial_sums"],
         node_aggregators=over_nodes and Point(over_nodes, over_nodes, over_nodes),
         timeout=config["timeout"],

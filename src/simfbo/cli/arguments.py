@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"give a whole number, got {brief(text)}") from None
+
+
+def octets(text: str) -> int:
+    """Read a number of bytes, with or without a unit.
+
+    Example:
+        >>> octets("1.5MB"), octets("2000")
+        (1500000, 2000)
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kMGT]?)B?", text.strip())
+    count = 0 if found is None else int(float(found[1]) * 1000 ** " kMGT".index(found[2] or " "))
+    if not 0 < count < 10**18:
+        raise argparse.ArgumentTypeError(f"give a number of bytes such as 50MB, got {brief(text)}")
+    return count
 
 
 def seconds_of(text: str) -> float:

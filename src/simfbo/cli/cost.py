@@ -40,6 +40,9 @@ def cost(config: RunConfig, data_dir: Path | None) -> int:
         floats = f"{sent.floats_down:,}", f"{sent.floats_up:,}"
         table.add_row(name, str(sent.rounds), *floats, size(sent.bytes_down), size(sent.bytes_up))
     OUT.print(table)
+    if ledger.total.estimated:
+        OUT.print("Bytes of entropy codes are those of normally distributed messages; a run counts "
+                  "its own.")  # fmt: skip
     if config.steps == "auto":
         most = most_probes(config.rounds)
         OUT.print(

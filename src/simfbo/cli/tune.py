@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--budget", type=arguments.whole, default=20_000, metavar="B",
         help="communication rounds for all trials together (default 20,000)")  # fmt: skip
+    add("--budget-bytes", type=arguments.octets, metavar="B",
+        help="bytes for all trials together, such as 500MB, in place of rounds")  # fmt: skip
     add("--trials", type=arguments.whole, default=27, metavar="N",
         help="number of trials in the first stage (default 27)")  # fmt: skip
     add("--range", action="append", default=[], metavar="KEY=LOW..HIGH",
@@ -42,8 +44,9 @@ def call(options: argparse.Namespace) -> int:
     config = arguments.configuration(options)
     space = dict(map(arguments.span, options.range)) or None
     return tune(
-        config, space, options.budget, options.trials, options.metric, options.output, **how
-    )
+        config, space, options.budget, options.trials, options.metric, options.output,
+        budget_bytes=options.budget_bytes, **how,
+    )  # fmt: skip
 
 
 def tune(
@@ -57,6 +60,7 @@ def tune(
     jobs: int | None,
     quiet: bool,
     data_dir: Path | None,
+    budget_bytes: int | None = None,
 ) -> int:
     """Find step sizes; print the winner as TOML."""
     from simfbo.studies import folder, tuning
@@ -65,7 +69,7 @@ def tune(
         tuning.candidates(config, space, trials)  # a wrong range is refused before a folder exists
     directory = output or new_folder("tune", config, config.algorithm.name)
     with resumable(directory / folder.STUDY, "tune"):
-        folder.save_search(directory, config, space, budget, trials, metric)
+        folder.save_search(directory, config, space, budget, trials, metric, budget_bytes)
         OUT.print(f"{trials} trials into {directory}", markup=False)
         with progress_bar(quiet) as progress:
             bar = progress.add_task("", total=None)
@@ -75,8 +79,8 @@ def tune(
                 progress.update(bar, description=text, completed=done, total=total)
 
             tuned = tuning.tune(
-                config, directory, budget=budget, trials=trials, space=space, metric=metric,
-                workers=workers(jobs), data_dir=data_dir, on_progress=show,
+                config, directory, budget=budget, budget_bytes=budget_bytes, trials=trials,
+                space=space, metric=metric, workers=workers(jobs), data_dir=data_dir, on_progress=show,
             )  # fmt: skip
         print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
         OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
@@ -91,7 +95,8 @@ def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | N
     begun = folder.load(directory, "tune")
     space = begun["space"] and {key: tuple(span) for key, span in begun["space"].items()}
     return tune(checked(begun["config"], {}), space, begun["budget"], begun["trials"],
-                begun["metric"], directory, jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip
+                begun["metric"], directory, jobs=jobs, quiet=quiet, data_dir=data_dir,
+                budget_bytes=begun["budget_bytes"])  # fmt: skip
 
 
 def _rows(results: Sequence["Result"]) -> list[dict[str, str]]:

@@ -86,7 +86,10 @@ class ChannelCodecs(Strict):
 
 
 class CodecsConfig(Strict):
-    """Codecs for both directions, or a preset; what is given beside a preset replaces its part."""
+    """Codecs for both directions, or a preset; what is given beside a preset replaces its part.
+
+    The name of a preset alone stands for it: `codecs = "small"`.
+    """
 
     preset: Literal["small"] | None = None
     up: ChannelCodecs = ChannelCodecs()
@@ -95,6 +98,7 @@ class CodecsConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: object) -> object:
+        values = {"preset": values} if isinstance(values, str) else values
         if not isinstance(values, dict) or values.get("preset") not in PRESETS:
             return values
         known = PRESETS[values["preset"]]

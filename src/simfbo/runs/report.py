@@ -142,8 +142,8 @@ def summary(history: History) -> str:
         f"{header['rounds']:,} iterations.",
         f"Result: {found or 'no metrics, as the run had no `evaluate`'}.",
         f"Cost: {last['communication_rounds']:,} communication rounds, "
-        f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back, "
-        f"{last['seconds']:.1f} s of computing.",
+        f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back"
+        f"{_estimated(last)}, {last['seconds']:.1f} s of computing.",
     ]
     if last.get("projected"):
         lines.append(f"The projection of v was active {last['projected']:,} times.")
@@ -153,6 +153,12 @@ def summary(history: History) -> str:
     if history.verdict is not None:
         lines.append(f"{sentence(history.verdict['text'])}.")
     return "\n".join(lines)
+
+
+def _estimated(record: Json) -> str:
+    """Return how exact the bytes are, where they are estimated."""
+    doubt = record.get("bytes_uncertainty", 0)
+    return f" (estimated, to {100 * doubt:.2g} %)" if doubt else ""
 
 
 def _excluded(history: History) -> str:

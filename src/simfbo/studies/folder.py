@@ -28,6 +28,7 @@ class _Search(Strict):
     config: Json
     space: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] | None
     budget: int
+    budget_bytes: int | None = None
     trials: Annotated[int, Field(le=1_000_000)]
     metric: str | None
 
@@ -62,12 +63,14 @@ def save_search(
     budget: int,
     trials: int,
     metric: str | None,
+    budget_bytes: int | None = None,
 ) -> None:
     """Record a search for step sizes in its folder; raise if another one is there."""
     own = {
         "config": config.model_dump(mode="json"),
         "space": None if space is None else dict(space),
         "budget": budget,
+        "budget_bytes": budget_bytes,
         "trials": trials,
     }
     if (directory / STUDY).exists():

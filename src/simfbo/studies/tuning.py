@@ -1,4 +1,4 @@
-"""Tuning: step sizes by successive halving, within a budget of communication rounds.
+"""Tuning: step sizes by successive halving, within a budget of communication rounds or bytes.
 
 Trials spread evenly (on a logarithmic scale) over the space of settings begin with few iterations
 each; the best third of them is rerun with three times as many, from the start and with the same
@@ -68,6 +68,7 @@ def tune(
     directory: Path,
     *,
     budget: int = 20_000,
+    budget_bytes: int | None = None,
     trials: int = 27,
     space: Space | None = None,
     metric: str | None = None,
@@ -83,6 +84,8 @@ def tune(
         config: the run to tune; its own settings are the first trial.
         directory: where trials, `trials.jsonl` and `best.toml` go.
         budget: communication rounds for all trials together.
+        budget_bytes: bytes for all trials together, both ways, in place of `budget`; those of
+            entropy codes are counted for normally distributed messages.
         trials: how many to begin with.
         space: lowest and highest value by dotted key; by default the method's step sizes.
         metric: what to judge by; by default the task's `tuned_by`.
@@ -100,8 +103,12 @@ def tune(
     goal = task.goal_of(metric)
     algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     federation = build_federation(config, task.data)
-    rounds = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total.rounds / _COUNTED
-    stages = plan(budget / rounds, trials)
+    total = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total
+    if budget_bytes is None:
+        iterations = budget * _COUNTED / total.rounds
+    else:
+        iterations = budget_bytes * _COUNTED / (total.bytes_down + total.bytes_up)
+    stages = plan(iterations, trials)
     settings, results = candidates(config, space, trials), []
     make_folder(directory)
     alive = list(range(trials))
@@ -161,7 +168,7 @@ def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
     if stages[0][1] < 1:
         raise UserError(
             f"The budget allows {iterations:.0f} iterations, too few for {trials} trials: raise "
-            "--budget or lower --trials."
+            "the budget or lower --trials."
         )
     return stages
 
