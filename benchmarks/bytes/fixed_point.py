@@ -19,7 +19,7 @@ from simfbo.tasks._quadratic import random_quadratic
 
 jax.config.update("jax_enable_x64", True)
 HERE = Path(__file__).parent
-ROUNDS, SEEDS, SIZES = 100_000, (0, 1, 2), (1.0, 0.5, 0.25)
+ROUNDS, SEEDS, SIZES = 40_000, (0, 1), (1.0, 0.25)
 STEPS = Point(x=0.05, y=0.2, v=0.1)
 DIMENSIONS = 40, 50  # of x and y
 

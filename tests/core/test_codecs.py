@@ -128,9 +128,22 @@ class TestDithered:
         assert len(codec.encode(uneven, KEY)) < 0.5 * len(codec.encode(even, KEY))
 
     def test_refuses_a_step_that_is_none(self):
-        for step in (0.0, -1.0, float("nan"), float("inf")):
-            with pytest.raises(UserError, match="positive"):
+        for step in (0.0, -1.0, 1e-5, float("nan"), float("inf")):
+            with pytest.raises(UserError, match=r"at least 0\.0001"):
                 codecs.dithered(step)
+
+    @pytest.mark.parametrize("ranged", [True, False])
+    def test_numbers_that_are_too_large_to_code_travel_as_floats(self, ranged):
+        z = np.zeros(100_000, np.float32)
+        z[7] = 3.0
+        codec = codecs.dithered(1e-4, ranged)
+        data = codec.encode(z, KEY)
+        found = codec.decode(data, KEY, z)
+        assert abs(found - z).max() <= 0.5e-4 * 3 / 100_000**0.5 + 1e-6
+        twin, octets = laws._twin(codec, z, KEY)
+        np.testing.assert_array_equal(twin, found)
+        if ranged:
+            assert float(octets) + 4 + 3 == len(data) == 400_000 + 8
 
 
 def test_random_subset_is_unbiased_exactly():
@@ -210,7 +223,17 @@ class TestDeterminism:
             found = jax.jit(program)(jnp.stack([z, z]), keys)
             np.testing.assert_array_equal(np.asarray(found[0]), real)
 
-    def test_bytes_are_little_endian_whatever_the_machine(self, monkeypatch):
+    @pytest.mark.parametrize("name", ["dithered", "eden", "lowrank"])
+    def test_the_twin_is_the_same_for_uneven_messages_of_all_kinds(self, name):
+        codec, rng = FAMILY[name], np.random.default_rng(23)
+        rows = np.exp(2 * rng.standard_normal((40, 64, 1)))
+        z = (rows * rng.standard_normal((40, 64, 96)) ** 3).astype(np.float32)
+        keys = jax.random.split(KEY, 40)
+        found = np.asarray(jax.jit(jax.vmap(partial(_first, codec)))(z, keys))
+        for one, key, twin in zip(z, keys, found):
+            np.testing.assert_array_equal(codec.decode(codec.encode(one, key), key, one), twin)
+
+    def test_bytes_are_little_endian_whatever_the_machine(self):
         z = laws._examples()["vector"]
         for codec in FAMILY.values():
             data = codec.encode(z, KEY)
@@ -260,12 +283,16 @@ class TestBytes:
             assert len(writer.finish()) == pytest.approx(float(bits) / 8, rel=0.002, abs=8)
 
     def test_without_the_range_coder_numbers_have_a_fixed_length(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "constriction", None)
         z = np.linspace(-1, 1, 300).astype(np.float32)
+        ranged = codecs.dithered(0.75, True)
+        data = ranged.encode(z, KEY)
+        monkeypatch.setitem(sys.modules, "constriction", None)
+        with pytest.raises(BadMessage, match=r"pip install 'simfbo\[codecs\]'"):
+            ranged.decode(data, KEY, z)
         codec = codecs.dithered(0.5, False)
         np.testing.assert_allclose(codec.decode(codec.encode(z, KEY), KEY, z), z, atol=0.15)
         with pytest.raises(UserError, match=r"pip install 'simfbo\[codecs\]'"):
-            codecs.dithered(0.75, True).encode(z, KEY)
+            ranged.encode(z, KEY)
 
     def test_scales_are_the_same_on_both_sides(self):
         e = np.arange(-12, 41)
@@ -301,6 +328,13 @@ class TestMessages:
         assert abs(found[0] - payload[0]).max() < 0.25  # of the change, not of the hundred
         assert isinstance(found[2], PerClient)
         assert float(coded.weigh()) == pytest.approx(len(data) + 8, abs=4)  # two numbers a client
+
+    def test_whole_numbers_and_plain_ones_travel_as_they_are(self):
+        both = Codecs(down=Point(codecs.dithered(2.0), codecs.dithered(2.0)))
+        payload = jax.tree.map(jnp.asarray, (np.arange(5), np.ones(3, np.float32)))
+        data = encode_payload(both, payload, [None, None], KEY)
+        found = decode_payload(both, data, [None, None], KEY, payload)
+        assert found[0].tolist() == [0, 1, 2, 3, 4]
 
     def test_a_start_must_be_known(self):
         with pytest.raises(UserError, match=r"federation\.start"):

@@ -23,7 +23,7 @@ from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs
 from simfbo.core.exchange import Reason
 from simfbo.core.gate import Reply
 from simfbo.core.ledger import Octets, Traffic
-from simfbo.engines.base import weighed
+from simfbo.engines._coding import weighed
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=6, noise=0.3, batch_size=2, seed=2)
@@ -177,6 +177,36 @@ def test_absent_clients_send_nothing():
 
 
 class TestBytes:
+    def test_a_sample_is_taken_of_those_who_reply(self):
+        task = quadratic(clients=10)
+        method, totals = algorithms.simfbo(task.problem, STEPS), []
+        for engine, options in ((SimulatedFederation, {"strategy": "lanes"}),
+                                (SimulatedFederation, {}), (DebugFederation, {})):  # fmt: skip
+            federation = engine(task.data, codecs=CODED, absence=sampling.drop_out(0.5), **options)
+            run(method, federation, task.x0, task.y0, rounds=8, seed=3)
+            totals.append(federation.ledger.total)
+        lanes, blocks, debug = totals
+        assert lanes.floats_up == blocks.floats_up == debug.floats_up
+        assert lanes.bytes_up == pytest.approx(debug.bytes_up, rel=0.03)
+        assert blocks.bytes_up == pytest.approx(debug.bytes_up, rel=0.03)
+
+    def test_replies_that_are_lost_on_the_way_are_not_counted(self):
+        federation = DebugFederation(TASK.data, codecs=CODED)
+        federation.start = Point(TASK.x0, TASK.y0)
+        federation.wire = lambda replies: replies[:2]
+        simfbo().round(simfbo().init(TASK.x0, TASK.y0), federation, jax.random.key(0))
+        assert federation.ledger.total.bytes_up == federation.latest.octets.sum()
+        assert len(federation.latest.octets) == 2
+
+    def test_bytes_of_many_rounds_add_up_exactly(self, single_precision):
+        task = quadratic(clients=4, dim_x=300, dim_y=3)
+        same = Codecs(up=every(codecs.float32()), down=every(codecs.float32()))
+        federation = SimulatedFederation(task.data, codecs=same)
+        method = algorithms.simfbo(task.problem, Point(x=1e-5, y=1e-5, v=1e-5))
+        run(method, federation, task.x0, task.y0, rounds=6000, seed=0)
+        each = 4 * 306 + (3 + 2 + 2) + 4  # numbers, what frames them, checksum
+        assert federation.ledger.total.bytes_up == 6000 * 4 * each > 2**24
+
     def test_a_sample_of_clients_stands_for_all_and_says_how_exact_that_is(self):
         found = weighed(np.array([90.0, np.nan, 110.0, np.nan]), 4, 400.0, True)
         # Two of four: variance of the sum 4^2 (1 - 2/4) 200 / 2.

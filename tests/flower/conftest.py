@@ -35,6 +35,7 @@ class MemoryGrid(Grid):
         self.online = set(nodes)
         self.spoil = lambda node, message, reply: reply
         self.sent: list[Message] = []
+        self.replies: list[Message] = []
         self._waiting: dict[str, Message] = {}
 
     def set_run(self, run):
@@ -63,6 +64,7 @@ class MemoryGrid(Grid):
                 node = message.metadata.dst_node_id
                 if (reply := self.spoil(node, message, reply)) is not None:
                     found.append(reply)
+        self.replies += found
         return found
 
     def _reply(self, message: Message) -> Message:

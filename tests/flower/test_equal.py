@@ -6,15 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flwr.app import Message
 
-from simfbo import BilevelProblem, Gate, Point, SimulatedFederation, algorithms, run
+from simfbo import (
+    BilevelProblem,
+    Gate,
+    Point,
+    SimulatedFederation,
+    UserError,
+    algorithms,
+    run,
+)
 from simfbo.core import codecs, local_work
 from simfbo.core.aggregation import median
 from simfbo.core.ledger import PerClient
 from simfbo.core.sampling import Cohort
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.flower import Deployment
-from simfbo.flower.app import FlowerFederation, _package, client_app
+from simfbo.flower.app import FlowerFederation, _content, _package, client_app
 from simfbo.flower.deployment import simulate
 from simfbo.flower.wire import pack, unpack
 from simfbo.tasks import quadratic
@@ -247,3 +256,44 @@ def test_coded_messages_are_the_simulations(flower, name, secret):
     assert sent._replace(bytes_up=0, bytes_down=0, estimated=0, variance=0) == total._replace(
         bytes_up=0, bytes_down=0, estimated=0, variance=0.0
     )
+
+
+def test_the_ledger_counts_the_bytes_in_flowers_messages(flower):
+    algorithm = method("simfbo")
+    _, remote, grid = on_flower(flower, algorithm, rules_for(algorithm, codecs=CODECS))
+    requests = [_package(m.content) for m in grid.sent if "hello" not in m.metadata.message_type]
+    down = sum(one.common["coded"].nbytes * len(one.arrays["ids"]) for one in requests)
+    total = remote.ledger.total
+    assert total.bytes_down == down + 32 * sum(len(one.arrays["ids"]) for one in requests)
+    up = [_package(reply.content).arrays for reply in grid.replies]
+    assert total.bytes_up == sum(arrays["coded"].nbytes for arrays in up if "coded" in arrays)
+    assert all(
+        arrays["lengths"].sum() == arrays["coded"].nbytes for arrays in up if "coded" in arrays
+    )
+
+
+def test_a_coded_reply_that_is_damaged_is_refused(flower):
+    algorithm = method("simfbo")
+    plan = flower.deployed(TASK, algorithm, codecs=CODECS, rounds=2)
+    grid = flower.Grid(plan, flower.parts(2))
+    federation = FlowerFederation(grid, plan, poll=0.0)
+    federation.connect()
+
+    def spoil(node, message, reply):
+        package = _package(reply.content)
+        if node != 2**60 or "coded" not in package.arrays:
+            return reply
+        data = package.arrays["coded"].copy()
+        data[3] ^= 1  # in the message of its first client
+        arrays = package.arrays | {"coded": data}
+        return Message(_content(package._replace(arrays=arrays)), reply_to=message)
+
+    grid.spoil = spoil
+    history = run(algorithm, federation, TASK.x0, TASK.y0, rounds=2, seed=5)
+    assert {(line["client"], line["reason"]) for line in history.refusals} == {(0, "malformed")}
+    assert history.end == {"status": "finished"}
+
+
+def test_codecs_and_partial_sums_exclude_each_other(flower):
+    with pytest.raises(UserError, match="set one of them"):
+        connected(flower, method("simfbo"), {"codecs": CODECS}, partial_sums=True)

@@ -80,7 +80,8 @@ def tune(
 
             tuned = tuning.tune(
                 config, directory, budget=budget, budget_bytes=budget_bytes, trials=trials,
-                space=space, metric=metric, workers=workers(jobs), data_dir=data_dir, on_progress=show,
+                space=space, metric=metric, workers=workers(jobs), data_dir=data_dir,
+                on_progress=show,
             )  # fmt: skip
         print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
         OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)

@@ -49,12 +49,11 @@ def parse(text: str) -> Spec | None:
     if text.strip() == "none":
         return None
     inner = re.fullmatch(rf"\s*{_START}\s*\((.*)\)\s*", text)
-    name, _, rest = (inner[1] if inner else text).strip().partition("(")
-    found = re.fullmatch(r"([^()]*)\)?", rest)
-    if name not in FAMILY or found is None or (rest and not rest.endswith(")")):
+    found = re.fullmatch(r"(\w+)(?:\s*\(([^()]*)\))?", (inner[1] if inner else text).strip())
+    if found is None or found[1] not in FAMILY:
         raise ValueError(f"use {', '.join(map(_example, FAMILY))} or none")
-    words = [word.strip() for word in found[1].split(",")] if found[1].strip() else []
-    kinds = FAMILY[name]
+    name, inside = found[1], (found[2] or "").strip()
+    words, kinds = [word.strip() for word in inside.split(",")] if inside else [], FAMILY[name]
     try:
         numbers = tuple(kind(word) for kind, word in zip(kinds, words, strict=True))
     except ValueError:

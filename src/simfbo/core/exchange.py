@@ -110,8 +110,7 @@ class Exchange(NamedTuple):
         squares: squared norms of the replies, by position and leaf.
         refusals: the replies that do not count.
         probed: what is compared between replies; None where nothing is.
-        octets: bytes of the replies, by position; not a number where they were not counted, and
-            None without codecs.
+        octets: bytes of the replies that were counted, or not a number; None without codecs.
     """
 
     request: Request
@@ -119,7 +118,7 @@ class Exchange(NamedTuple):
     squares: Float[np.ndarray, "cohort leaves"]
     refusals: list[Refusal]
     probed: Probed | None = None
-    octets: Float[np.ndarray, " cohort"] | None = None
+    octets: Float[np.ndarray, " replies"] | None = None
 
     @property
     def factor(self) -> float:

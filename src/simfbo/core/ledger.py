@@ -74,8 +74,8 @@ class Traffic(NamedTuple):
     def uncertainty(self) -> float:
         """Return by which share of themselves the bytes may be off; 0 if they were counted.
 
-        Two standard deviations, and the 0.5 % by which a range coder may exceed the length of its
-        code (`tests/core/test_codecs.py`).
+        Two standard deviations of the sample of clients, and 0.5 %, to which the length of a range
+        code is computed for messages of a kilobyte and more; of tiny ones it may be off by a word.
         """
         if not self.estimated:
             return 0.0

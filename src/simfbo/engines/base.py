@@ -11,29 +11,18 @@ import numpy as np
 
 from simfbo.core import aggregation, gate, trees, watch
 from simfbo.core.aggregation import Aggregator
-from simfbo.core.codecs.messages import (
-    REQUEST_BYTES,
-    Codecs,
-    code_payload,
-    decode_message,
-    decode_payload,
-    down_key,
-    encode_payload,
-    require_consistent,
-    start_of,
-    up_key,
-)
+from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Refusal, Request
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import Decode, Gate
-from simfbo.core.keys import client_key, secret_key
+from simfbo.core.keys import secret_key
 from simfbo.core.ledger import Ledger, Octets, is_per_client
 from simfbo.core.local_work import LocalPlan, LocalWork, constant
-from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
 from simfbo.core.watch import Memory, Suspicion
+from simfbo.engines._coding import Sent, decoder, delivered, weighed
 from simfbo.engines._cost import Cost, cost_of
 from simfbo.engines.compile_cache import TRACES
 from simfbo.errors import TooFewReplies, UserError
@@ -62,14 +51,7 @@ class Call(NamedTuple):
     key: jax.Array
     single: bool
     codecs: Codecs | None = None
-    sent: "Sent | None" = None
-
-
-class Sent(NamedTuple):
-    """A coded payload: its bytes, where they were made, and how many there are for one client."""
-
-    data: bytes | None
-    octets: float
+    sent: Sent | None = None
 
 
 class Trace(NamedTuple):
@@ -228,9 +210,7 @@ class Engine(ABC):
 
     def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
         """Return what clients receive of a payload: by default in JAX, without any bytes."""
-        start = trees.on_device(start_of(codecs, payload, self.start))
-        found, octets = _delivered(codecs, payload, start, down_key(key))
-        return found, Sent(None, float(octets))
+        return delivered(codecs, payload, self.start, key)
 
     def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
         """Collect messages; ask again if the automatic limit turns out not to fit."""
@@ -310,6 +290,10 @@ class Engine(ABC):
         key = jnp.result_type(float), self._formed[1], rest
         return TRACES.get(call.client_step, key, build)
 
+    def decoder(self, call: Call, like: PyTree) -> Decode | None:
+        """Return what decodes the replies of a call; None where they are not coded."""
+        return decoder(call.codecs, call.client_step, call.key, call.cohort.ids, like)
+
     def request(self, call: Call, like: PyTree) -> Request:
         """Return the next request."""
         number = self.ledger.total.rounds + 1
@@ -318,64 +302,6 @@ class Engine(ABC):
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
-
-
-@partial(jax.jit, static_argnums=0)
-def _delivered(codecs: Codecs, payload: PyTree, start: PyTree, key: jax.Array) -> Any:
-    coded = code_payload(codecs, payload, start, key)
-    return coded.tree, coded.weigh()
-
-
-def really_delivered(
-    codecs: Codecs, payload: PyTree, start: Point[PyTree] | None, key: jax.Array
-) -> tuple[PyTree, Sent]:
-    """Return what clients receive of a payload, decoded from its bytes."""
-    own, base = down_key(key), trees.on_device(start_of(codecs, payload, start))
-    data = encode_payload(codecs, payload, base, own)
-    rest = sum(
-        leaf.nbytes // max(1, len(leaf))
-        for part in jax.tree.leaves(payload, is_leaf=is_per_client) if is_per_client(part)
-        for leaf in jax.tree.leaves(part)
-    )  # fmt: skip
-    return decode_payload(codecs, data, base, own, payload), Sent(data, len(data) + rest)
-
-
-def code_key(call: Call, position: int) -> jax.Array:
-    """Return the key that the message at a position is coded with."""
-    ids = call.cohort.ids
-    repeat = int(np.count_nonzero(ids[:position] == ids[position]))
-    return client_key(up_key(call.key), int(ids[position]), repeat)
-
-
-def decoder(call: Call, like: PyTree) -> Decode | None:
-    """Return what decodes the replies of a call; None where they are not coded."""
-    codecs = call.codecs
-    if codecs is None:
-        return None
-
-    def decode(position: int, data: bytes) -> dict[str, np.ndarray]:
-        found = decode_message(codecs, data, code_key(call, position), like)
-        return trees.as_arrays(clipped_again(call.client_step, found))
-
-    return decode
-
-
-def weighed(octets: np.ndarray, replied: int, down: float, computed: bool) -> Octets:
-    """Return the bytes of an exchange, of which some clients' messages were weighed.
-
-    Args:
-        octets: by position; not a number where they are unknown.
-        replied: clients that replied.
-        down: bytes of the payloads.
-        computed: whether bytes are lengths of codes rather than counted.
-    """
-    known = octets[np.isfinite(octets)]
-    up = replied * float(known.mean()) if len(known) else 0.0
-    variance = 0.0
-    if 1 < len(known) < replied:  # of a sample without replacement
-        variance = replied**2 * (1 - len(known) / replied) * float(known.var(ddof=1)) / len(known)
-    some = computed or len(known) < replied
-    return Octets(down, up, down * computed + up * some, variance)
 
 
 def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:

@@ -204,8 +204,8 @@ def _octets(codecs: Codecs | None, note: Noted, absent: np.ndarray) -> Octets | 
     """Return the bytes of all exchanges of one kind in a block, where messages are coded."""
     if codecs is None:
         return None
-    down = absent.shape[1] * float((note.down + REQUEST_BYTES).sum())
-    up = float(np.where(absent, 0.0, note.octets).sum())
+    down = absent.shape[1] * float((np.asarray(note.down, float) + REQUEST_BYTES).sum())
+    up = float(np.asarray(note.octets, float)[~absent].sum())
     return Octets(down, up, 0.0 if codecs.exact_size else down + up)
 
 

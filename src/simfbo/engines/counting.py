@@ -10,7 +10,8 @@ from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.problem import PyTree
-from simfbo.engines.base import Call, Engine, Sent, zeros_for
+from simfbo.engines._coding import Sent
+from simfbo.engines.base import Call, Engine, zeros_for
 
 
 @final

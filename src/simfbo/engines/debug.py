@@ -18,17 +18,8 @@ from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
 from simfbo.core.watch import probed
-from simfbo.engines.base import (
-    Call,
-    Engine,
-    Sent,
-    as_message,
-    code_key,
-    combined,
-    decoder,
-    really_delivered,
-    slice_for,
-)
+from simfbo.engines._coding import Sent, code_key, really_delivered
+from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
 from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]
@@ -57,18 +48,18 @@ class DebugFederation(Engine):
         # From a real message: a loss may hold what only runs, and cannot be traced.
         like = next(iter(messages.values()), ())
         request = self.request(call, like)
-        letters = {j: self._letter(call, j, message) for j, message in messages.items()}
         replies: list[Any] = [
-            Reply(int(ids[j]), request.number, letter, int(repeats[j]))
-            for j, letter in letters.items()
+            Reply(int(ids[j]), request.number, self._letter(call, j, message), int(repeats[j]))
+            for j, message in messages.items()
         ]
-        rules, decode = self.rules(request.client_step), decoder(call, like)
-        found, squares, refusals = admit(self.wire(replies), request, rules, decode)
+        arrived = self.wire(replies)
+        rules, decode = self.rules(request.client_step), self.decoder(call, like)
+        found, squares, refusals = admit(arrived, request, rules, decode)
         admitted = np.array([message is not None for message in found])
         total = combined(found, call.cohort.weights, self.stacks(call, like), like)
         octets = None
-        if call.codecs is not None:
-            octets = np.array([len(letters.get(j, b"")) or np.nan for j in range(len(ids))])
+        if call.codecs is not None:  # whatever arrived, decoded or not
+            octets = np.array([len(one.arrays) for one in arrived if _is_coded(one)], float)
         seen = probed(found, request)
         return total, Exchange(request, admitted, squares, refusals, seen, octets)
 
@@ -76,11 +67,15 @@ class DebugFederation(Engine):
         """Return a message as it travels: as arrays, or coded."""
         if call.codecs is None:
             return as_arrays(message)
-        return encode_message(call.codecs, message, code_key(call, position))
+        return encode_message(call.codecs, message, code_key(call.key, call.cohort.ids, position))
 
     def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
         """Encode a payload and decode it again."""
         return really_delivered(codecs, payload, self.start, key)
+
+
+def _is_coded(reply: Any) -> bool:
+    return isinstance(reply, Reply) and isinstance(reply.arrays, bytes)
 
 
 def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:

@@ -175,7 +175,7 @@ class SimulatedFederation(Engine):
             look=None,
             limit=number_of(limit_of(rules)),
             window=np.int32(watch.window_start(len(clients), number)),
-            weighed=weighed_positions(call.codecs, len(clients), number),
+            weighed=weighed_positions(call.codecs, absent, number),
             key=call.key,
         )
         sender = Sender(call.client_step, call.codecs)
@@ -250,11 +250,14 @@ def _refusals(
     ]
 
 
-def weighed_positions(codecs: Codecs | None, size: int, number: int) -> np.ndarray | None:
+def weighed_positions(codecs: Codecs | None, absent: np.ndarray, number: int) -> np.ndarray | None:
     """Return the positions whose coded bytes are computed, others in every exchange; None: all."""
-    if codecs is None or codecs.exact_size or size <= _WEIGHED:
+    if codecs is None or codecs.exact_size or len(absent) <= _WEIGHED:
         return None
-    return ((number * _WEIGHED + np.arange(_WEIGHED)) % size).astype(np.int32)
+    present = np.flatnonzero(~absent)
+    if not len(present):
+        return np.full(_WEIGHED, -1, np.int32)
+    return present[(number * _WEIGHED + np.arange(_WEIGHED)) % len(present)].astype(np.int32)
 
 
 def number_of(limit: float | None) -> np.ndarray | None:

@@ -139,9 +139,13 @@ def draw(part: Part, groups: Groups, tree: Json) -> Figure:
     """Draw a part: test and train accuracy against what they cost.
 
     A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
+    Where one algorithm is compared with itself (`colours = "each"`), a colour per line.
     """
     methods = part.methods.values()
-    plain = figures.looks_of({one.label: one.config.algorithm.name for one in methods})
+    if tree.get("colours") == "each":
+        plain = figures.looks_of_lines([one.label for one in methods])
+    else:
+        plain = figures.looks_of({one.label: one.config.algorithm.name for one in methods})
     looks = {one.label: plain[one.label]._replace(mark=one.paper) for one in methods}
     labelled = {method.label: groups[name] for name, method in part.methods.items()}
     return figures.draw(

@@ -19,7 +19,8 @@ from simfbo.core.gate import Reply, admit
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.core.watch import probed
-from simfbo.engines.base import Call, Engine, Sent, combined, decoder, really_delivered
+from simfbo.engines._coding import Sent, really_delivered
+from simfbo.engines.base import Call, Engine, combined
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent
 from simfbo.flower.discovery import Discovery
@@ -184,7 +185,7 @@ class DistributedFederation(Engine):
                 found += own
             except BadPackage as error:
                 outcome.refuse(node, error)
-        rules, decode = self.rules(request.client_step), decoder(call, request.like)
+        rules, decode = self.rules(request.client_step), self.decoder(call, request.like)
         messages, squares, refusals = admit(found, request, rules, decode)
         admitted = np.array([message is not None for message in messages])
         total = combined(messages, call.cohort.weights, stacked, request.like)

@@ -129,7 +129,8 @@ def run(
         _require_arrays(algorithm.name, first_state)
         header["inputs"] = inputs_of(algorithm, federation)
     engine: Any = federation
-    engine.start = Point(*trees.on_device((x0, y0)))
+    if getattr(federation, "codecs", None) is not None:
+        engine.start = Point(*trees.on_device((x0, y0)))
     log = RunLog(folder, header, checkpoint_seconds)
     first = Progress(-1, first_state, federation.ledger.copied())
     residuals = Residuals(algorithm, federation, rounds)
@@ -372,20 +373,15 @@ def _last_record(job: _Job, at: Progress) -> list[Json]:
     return [] if done else [_record(job, at)]
 
 
-_SENT = ("floats_down", "floats_up", "bytes_down", "bytes_up")
-
-
 def _record(job: _Job, at: Progress) -> Json:
     """Evaluate a state; return its line of the history."""
     total = at.ledger.total
-    sent = {name: getattr(total, name) for name in _SENT}
-    if total.estimated:
-        sent["bytes_uncertainty"] = round(total.uncertainty, 6)
     metrics = job.evaluate(at.state) if job.evaluate else {}
     return {
         "round": at.round,
         "communication_rounds": total.rounds,
-        **sent,
+        **dict(zip(total._fields[1:5], total[1:5], strict=True)),
+        **({"bytes_uncertainty": round(total.uncertainty, 6)} if total.estimated else {}),
         "refused": at.refused,
         "seconds": round(at.seconds, 6),
         "cpu_seconds": round(at.cpu_seconds, 6),

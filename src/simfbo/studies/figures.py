@@ -49,6 +49,12 @@ def looks_of(algorithms: Mapping[str, str]) -> dict[str, Look]:
     return {line: Look(colour, next(styles[colour])) for line, colour in colours.items()}
 
 
+def looks_of_lines(lines: Sequence[str]) -> dict[str, Look]:
+    """Return a look for each line: a colour each and, where these are used up, another style."""
+    pairs = itertools.product(_STYLES, COLOURS)
+    return {line: Look(colour, style) for line, (style, colour) in zip(lines, pairs, strict=False)}
+
+
 def draw(
     groups: Groups,
     *metrics: str,

@@ -21,6 +21,7 @@ from simfbo.core.codecs._shared_noise import dither, root_mean_square, safe, set
 from simfbo.core.codecs.codec import BadMessage, Codec, Shape
 from simfbo.errors import UserError
 
+FINEST = 1e-4  # the smallest step
 _WORTH = 16  # numbers per scale that is sent
 
 
@@ -50,8 +51,7 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
         >>> bool(abs(found - z).max() <= 0.25), len(sent) < 600
         (True, True)
     """
-    if not 0 < step < float("inf"):
-        raise UserError(f"The step of a dithered codec must be positive, got {step}.")
+    require_step(step)
 
     def quantise(leaf: jax.Array, key: jax.Array) -> Dithered:
         size = jnp.asarray(step, jnp.float32) * root_mean_square(leaf)
@@ -63,7 +63,8 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
             found = _range_octets(leaf, symbols, dither(key, leaf.shape))
         else:
             found = 5 + entropy.fixed_octets(symbols.k)
-        return jnp.where(symbols.step > 0, found, 5)
+        large = jnp.max(jnp.abs(symbols.k), initial=0) >= (entropy.MOST if ranged else 2**30)
+        return jnp.where(large, 4 * leaf.size, jnp.where(symbols.step > 0, found, 5))
 
     def pack(leaf: np.ndarray, symbols: Dithered, key: jax.Array) -> bytes:
         out = Writer(ranged)
@@ -86,8 +87,14 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     name = f"dithered({step:g})"
     return Codec(
         name, True, step**2 / 12, not ranged, quantise, restore, pack, unpack, size,
-        finer=lambda share: dithered(step * math.sqrt(share), ranged),
+        finer=lambda share: dithered(max(FINEST, step * math.sqrt(share)), ranged),
     )  # fmt: skip
+
+
+def require_step(step: float) -> None:
+    """Raise unless a step is one that numbers can be counted in."""
+    if not FINEST <= step < float("inf"):
+        raise UserError(f"The step of a codec must be at least {FINEST:g}, got {step}.")
 
 
 _DITHER = jax.jit(dither, static_argnums=1)

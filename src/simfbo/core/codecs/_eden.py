@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs._shared_noise import ordered_sum, random_bits, settled
+from simfbo.core.codecs._entropy import packed, unpacked
+from simfbo.core.codecs._shared_noise import ordered_sum, power_of_two, random_bits, settled
 from simfbo.core.codecs.codec import BadMessage, Codec, Shape, floats
 from simfbo.errors import UserError
 
@@ -45,7 +46,7 @@ class Rotated(NamedTuple):
 
 @lru_cache
 def eden(bits: int) -> Codec:
-    """EDEN with 1 to 4 bits for each number, and one float32 for each 1,024.
+    """EDEN with 1 to 4 bits for each number, and one float32 for each block of 1,024.
 
     Relative variance 0.57, 0.13, 0.036 and 0.0096 for 1 to 4 bits, whatever the numbers are. The
     paper's uniform rotations are unbiased exactly, these up to an error that vanishes as blocks
@@ -64,6 +65,8 @@ def eden(bits: int) -> Codec:
         if leaf.size < _FEWEST:
             return leaf
         z = _blocks(leaf.reshape(-1))
+        unit = power_of_two(jnp.max(jnp.abs(z), 1))[:, None]
+        z = z / unit
         first, second = _signs(key, z.shape)
         size = z.shape[1] ** 2  # of which the root is by how much the rotated are too long
         rotated = _hadamard(_hadamard(z * first) * second)
@@ -73,7 +76,7 @@ def eden(bits: int) -> Codec:
         nearest = jnp.sum((units[..., None] > borders).astype(jnp.int32), -1)
         along = ordered_sum(settled(rotated * _values(centroids, nearest)))
         scale = norm / size / jnp.where(along > 0, along, 1.0)
-        return Rotated(jnp.where(deviation > 0, scale, 0.0), nearest)
+        return Rotated(jnp.where(deviation > 0, scale * unit[:, 0], 0.0), nearest)
 
     def restore(symbols: Any, key: jax.Array, shape: Shape) -> jax.Array:
         if math.prod(shape) < _FEWEST:
@@ -94,9 +97,8 @@ def eden(bits: int) -> Codec:
     def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
         if leaf.size < _FEWEST:
             return leaf.astype("<f4").tobytes()
-        rows = (symbols.nearest.reshape(-1, 1) >> np.arange(bits)) & 1
-        body = np.packbits(rows.astype(np.uint8).reshape(-1), bitorder="little")
-        return np.asarray(symbols.scales, "<f4").tobytes() + body.tobytes()
+        body = packed(symbols.nearest.reshape(-1), bits)
+        return np.asarray(symbols.scales, "<f4").tobytes() + body
 
     def unpack(data: bytes, key: jax.Array, shape: Shape) -> Any:
         if math.prod(shape) < _FEWEST:
@@ -105,9 +107,7 @@ def eden(bits: int) -> Codec:
         if len(data) != octets(shape):
             raise BadMessage(f"{len(data)} bytes for {blocks} blocks of {size}")
         scales = np.frombuffer(data[: 4 * blocks], "<f4").astype(np.float32)
-        rows = np.unpackbits(np.frombuffer(data[4 * blocks :], np.uint8), bitorder="little")
-        rows = rows[: blocks * size * bits].reshape(-1, bits)
-        nearest = rows @ (1 << np.arange(bits, dtype=np.int64))
+        nearest = unpacked(data[4 * blocks :], blocks * size, bits)
         return Rotated(scales, nearest.astype(np.int32).reshape(blocks, size))
 
     name = f"eden({bits})"
@@ -118,7 +118,7 @@ def eden(bits: int) -> Codec:
 
 
 def _layout(count: int) -> tuple[int, int]:
-    """Return the number of blocks and their size: a power of two, so that little is padding."""
+    """Return the number of blocks and their size, a power of two; the last one may be padded."""
     size = min(_BLOCK, 1 << max(0, count - 1).bit_length())
     return -(-count // size), size
 

@@ -21,7 +21,8 @@ from simfbo.errors import MissingExtra, missing
 HAS_RANGE_CODER = importlib.util.find_spec("constriction") is not None
 LOWEST, HIGHEST = -12, 40  # exponents of scales
 _FIXED, _RANGE = b"\0", b"\1"
-_MOST = 2**20  # the largest number that is range-coded
+MOST = 2**20  # the largest number that is range-coded
+_CHUNK = 2**16  # numbers whose bits are handled at a time, a multiple of eight
 _STEPS = 2**15  # the largest exponent that is sent
 
 
@@ -107,7 +108,7 @@ class Writer:
             self._head += _fixed(k)
             return
         largest = int(np.abs(k).max(initial=0))
-        if largest >= _MOST:
+        if largest >= MOST:
             raise OverflowError
         self.whole(largest)
         self._coder.encode(k, _laplace(largest), _each(mean, k.size), _each(scale, k.size))
@@ -171,7 +172,7 @@ class Reader:
         if self._decoder is None:
             return self._fixed(count)
         largest = self.whole()
-        if not 0 <= largest < _MOST:
+        if not 0 <= largest < MOST:
             raise BadMessage("numbers that are too large")
         model = _laplace(largest)
         return self._decoder.decode(model, _each(mean, count), _each(scale, count))
@@ -180,27 +181,50 @@ class Reader:
         low, width = self.whole(), self.whole()
         if not 0 <= width <= 32 or abs(low) >= 2**31:
             raise BadMessage("numbers that are too large")
-        body = np.frombuffer(self._take(-(-count * width // 8)), np.uint8)
-        bits = np.unpackbits(body, bitorder="little")[: count * width].reshape(count, width)
-        found = low + bits @ (1 << np.arange(width, dtype=np.int64))
+        found = low + unpacked(self._take(-(-count * width // 8)), count, width)
         if count and np.abs(found).max() >= 2**31:
             raise BadMessage("numbers that are too large")
         return found.astype(np.int32)
 
     def finish(self) -> None:
         """Raise unless everything was read."""
-        if self._at != len(self._head):
+        done = self._decoder is None or self._decoder.maybe_exhausted()
+        if self._at != len(self._head) or not done:
             raise BadMessage("more bytes than a message has")
 
 
 def _fixed(k: np.ndarray) -> bytes:
     """Return numbers with as many bits each as the largest needs."""
-    low = int(k.min(initial=0)) if k.size == 0 else int(k.min())
+    low = int(k.min()) if k.size else 0
     shifted = k.astype(np.int64) - low
     width = int(shifted.max(initial=0)).bit_length()
-    bits = (shifted[:, None] >> np.arange(width)) & 1
-    body = np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
-    return varint(_folded(low)) + varint(_folded(width)) + body.tobytes()
+    return varint(_folded(low)) + varint(_folded(width)) + packed(shifted, width)
+
+
+def packed(numbers: np.ndarray, width: int) -> bytes:
+    """Return whole numbers that are not negative with `width` bits each.
+
+    Example:
+        >>> packed(np.array([1, 2, 3]), 4).hex()
+        '2103'
+    """
+    parts = []
+    for at in range(0, len(numbers), _CHUNK):
+        bits = (numbers[at : at + _CHUNK, None] >> np.arange(width)) & 1
+        parts.append(np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes())
+    return b"".join(parts)
+
+
+def unpacked(data: bytes, count: int, width: int) -> np.ndarray:
+    """Return the numbers that were packed; the inverse of `packed`."""
+    found = np.zeros(count, np.int64)
+    octets = np.frombuffer(data, np.uint8)
+    for at in range(0, count, _CHUNK):
+        some = min(_CHUNK, count - at)
+        part = octets[at * width // 8 :][: -(-some * width // 8)]
+        bits = np.unpackbits(part, bitorder="little")[: some * width].reshape(some, width)
+        found[at : at + some] = bits @ (1 << np.arange(width, dtype=np.int64))
+    return found
 
 
 def _folded(number: int) -> int:

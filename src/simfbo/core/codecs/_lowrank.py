@@ -6,8 +6,8 @@ Sums of few gradients of a layer have few large singular values, and the factors
 rows and n columns have r (m + n) numbers in place of m n. Components below the noise of the grid
 are left out. Biased: what is left out is not sent. The factors' own errors average out.
 
-Factors are multiples of a 32nd of the step, and small, so that their product is exact and the same
-wherever it is computed.
+Factors are multiples of a 32nd of the step, so that their product is exact, and the same wherever
+it is computed, as long as its numbers stay below 2^14 squares of the step.
 """
 
 import math
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.codecs import _entropy as entropy
-from simfbo.core.codecs._dithered import dithered
+from simfbo.core.codecs._dithered import FINEST, dithered, require_step
 from simfbo.core.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
 from simfbo.core.codecs._shared_noise import dither, root_mean_square, safe, settled
 from simfbo.core.codecs.codec import BadMessage, Codec, Shape
@@ -27,6 +27,7 @@ from simfbo.errors import UserError
 
 _BITS = 4  # of the dither of factors
 _MORE, _TURNS = 8, 2  # of the randomised range finder: extra columns, power iterations
+_FLOOR = 0.3  # of the squares of numbers that are zero
 _OTHERS = 0.5  # the step for what is no matrix, at most
 
 
@@ -52,15 +53,16 @@ def lowrank(rank: int, step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
         ranged: whether numbers are range-coded, by the package constriction; by default, if it is
             installed.
     """
-    if rank < 1 or not 0 < step < float("inf"):
-        raise UserError(f"lowrank takes a positive rank and step, got {rank} and {step}.")
+    require_step(step)
+    if rank < 1:
+        raise UserError(f"lowrank takes a positive rank, got {rank}.")
     return _built(rank, step, ranged, 1.0)
 
 
 @lru_cache(maxsize=1024)
 def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
     """Return the codec for an array of a share of the numbers of the largest."""
-    other = dithered(min(step, _OTHERS) * math.sqrt(share), ranged)
+    other = dithered(max(FINEST, min(step, _OTHERS) * math.sqrt(share)), ranged)
 
     def thin(shape: Shape) -> bool:
         rows, columns = _matrix(shape)
@@ -197,9 +199,6 @@ def _octets(k: jax.Array, noise: jax.Array, rank: jax.Array, ranged: bool) -> ja
     bits = jax.vmap(entropy.laplace_bits, 1)(numbers - noise, (scales * width))
     total = jnp.sum(jnp.where(counts, bits + 16, 0.0))
     return 4 * jnp.ceil(total / 32)
-
-
-_FLOOR = 0.3
 
 
 def _write(out: Writer, k: np.ndarray, noise: np.ndarray) -> None:

@@ -52,9 +52,7 @@ def ordered_sum(rows: jax.Array) -> jax.Array:
 def root_mean_square(leaf: jax.Array) -> jax.Array:
     """Return the root mean square of a leaf, of any size of numbers; zero of an empty one."""
     flat, width = leaf.reshape(-1), max(1, min(_LANES, leaf.size))
-    count = leaf.size // width
-    largest = jnp.max(jnp.abs(flat), initial=0.0)
-    unit = jnp.where(largest > 0, largest, 1.0)
+    count, unit = leaf.size // width, power_of_two(jnp.max(jnp.abs(flat), initial=0.0))
 
     def square(part: jax.Array) -> jax.Array:
         return settled((part / unit) * (part / unit))
@@ -67,7 +65,17 @@ def root_mean_square(leaf: jax.Array) -> jax.Array:
     lanes = jax.lax.fori_loop(0, count, add, lanes) if count else lanes
     # Alone, or compilers compute it again for every number that is divided by it.
     total = jax.lax.optimization_barrier(ordered_sum(lanes))
-    return largest * jnp.sqrt(total / max(1, leaf.size))
+    return unit * jnp.sqrt(total * np.float32(1 / max(1, leaf.size)))
+
+
+def power_of_two(largest: jax.Array) -> jax.Array:
+    """Return the largest power of two that is not above some numbers; one for zero.
+
+    Dividing by it is exact, however a compiler does it, and keeps squares from overflowing.
+    """
+    bits = jax.lax.bitcast_convert_type(largest, jnp.uint32) & np.uint32(0x7F800000)
+    found = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return jnp.where(found > 0, found, 1.0)
 
 
 def safe(step: Any) -> Any:

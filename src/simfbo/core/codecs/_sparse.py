@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core.codecs._entropy import packed, unpacked
 from simfbo.core.codecs._shared_noise import random_bits
 from simfbo.core.codecs.codec import BadMessage, Codec, Shape
 from simfbo.errors import UserError
@@ -97,17 +98,15 @@ def top_k(share: float) -> Codec:
         return flat.at[symbols.places].set(values.astype(jnp.float32)).reshape(shape)
 
     def pack(leaf: np.ndarray, symbols: Largest, key: jax.Array) -> bytes:
-        bits = (symbols.places[:, None] >> np.arange(width(leaf.shape))) & 1
-        places = np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
-        return np.asarray(symbols.values, "<u2").tobytes() + places.tobytes()
+        places = packed(symbols.places, width(leaf.shape))
+        return np.asarray(symbols.values, "<u2").tobytes() + places
 
     def unpack(data: bytes, key: jax.Array, shape: Shape) -> Largest:
         k, bits = count(shape), width(shape)
         if len(data) != octets(shape):
             raise BadMessage(f"{len(data)} bytes for the {k} largest numbers")
         values = np.frombuffer(data[: 2 * k], "<u2").astype(np.uint16)
-        rows = np.unpackbits(np.frombuffer(data[2 * k :], np.uint8), bitorder="little")
-        places = rows[: k * bits].reshape(k, bits) @ (1 << np.arange(bits, dtype=np.int64))
+        places = unpacked(data[2 * k :], k, bits)
         if k and (places.max() >= np.prod(shape) or (np.diff(places) <= 0).any()):
             raise BadMessage("places that cannot be")
         return Largest(values, places.astype(np.int32))

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.problem import PyTree
+from simfbo.errors import MissingExtra
 
 Shape = tuple[int, ...]
 Symbols = Any
@@ -139,9 +140,12 @@ def encode_leaf(codec: Codec, leaf: Any, key: jax.Array) -> bytes:
     symbols, finite = _quantised(codec, narrow, key)
     if not finite:
         return _NOT_FINITE
-    body = codec.pack(narrow, jax.tree.map(np.asarray, symbols), key)
-    if len(body) < 4 * narrow.size:
-        return _CODED + body
+    try:
+        body = codec.pack(narrow, jax.tree.map(np.asarray, symbols), key)
+        if len(body) < 4 * narrow.size:
+            return _CODED + body
+    except OverflowError:  # numbers too large for the range coder
+        pass
     found = np.asarray(_restored(codec, symbols, key, narrow.shape))
     return _RAW + found.astype("<f4").tobytes()
 
@@ -159,6 +163,8 @@ def decode_leaf(codec: Codec, data: bytes, key: jax.Array, like: Any) -> np.ndar
         symbols = codec.unpack(body, key, shape)
     except (ValueError, IndexError, OverflowError, AssertionError) as error:
         text = str(error) if isinstance(error, BadMessage) else "bytes that cannot be decoded"
+        if isinstance(error, MissingExtra):
+            text = f"range-coded bytes. {error}"
         raise BadMessage(text) from error
     return np.asarray(_restored(codec, symbols, key, shape)).astype(like.dtype)
 

@@ -13,7 +13,7 @@ import numpy as np
 from simfbo.core.codecs.codec import BadMessage, Codec, framed, leaf_key, received, varint
 
 _KEYS = 2000
-_MUTANTS = 200
+_MUTANTS = 100
 
 
 class CodecLaw(NamedTuple):
@@ -90,6 +90,18 @@ def variance_gap(codec: Codec) -> float:
     return float(abs(measured - codec.variance) / codec.variance)
 
 
+def scale_gap(codec: Codec) -> float:
+    """Return by how much relative errors differ between huge, minute and usual numbers."""
+    errors, key = {}, jax.random.key(10)
+    for name in ("normal", "huge", "minute"):
+        z = _examples()[name].astype(float)
+        found = codec.decode(codec.encode(z, key), key, _examples()[name])
+        errors[name] = np.linalg.norm((found - z) / np.abs(z).max()) / np.linalg.norm(
+            z / np.abs(z).max()
+        )
+    return float(max(errors.values()) - min(errors.values()))
+
+
 def twin_gap(codec: Codec) -> float:
     """Return how many numbers differ between decode(encode) and its twin inside a program."""
     key, different = jax.random.key(3), 0
@@ -121,10 +133,11 @@ def excess(codec: Codec) -> float:
 def crashes(codec: Codec) -> float:
     """Return how many mutated messages end in anything but a refusal or an array of the shape."""
     rng, key, failed = np.random.default_rng(11), jax.random.key(6), 0
-    z = _examples()["vector"]
-    data = codec.encode(z, key)
-    for _ in range(_MUTANTS):
-        failed += not survives(codec, mutated(data, rng), key, z)
+    for name in ("vector", "uneven"):
+        z = _examples()[name]
+        data = codec.encode(z, key)
+        for _ in range(_MUTANTS):
+            failed += not survives(codec, mutated(data, rng), key, z)
     return float(failed)
 
 
@@ -186,6 +199,7 @@ def infinity_gap(codec: Codec) -> float:
 CODEC_LAWS = (
     CodecLaw("unbiased", "The mean over keys is the message, to 3 standard errors.", bias, 3.0),
     CodecLaw("variance", "The relative variance is as stated, to 2 %.", variance_gap, 0.02),
+    CodecLaw("scale", "Relative errors do not depend on units.", scale_gap, 1e-3),
     CodecLaw("twin", "What a simulation computes is decode(encode), to the bit.", twin_gap, 0.0),
     CodecLaw("size", "Computed sizes are right: to 0.5 %, exactly if so stated.", size_gap, 0.005),
     CodecLaw("small", "A message has at most 64 bytes more than as float32.", excess, 64.0),

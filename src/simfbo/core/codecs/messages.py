@@ -161,10 +161,10 @@ def start_of(codecs: Codecs, payload: PyTree, start: Point[PyTree] | None) -> Py
     found: list[Any] = []
     for j, part in enumerate(_parts(payload)):
         own = jax.tree.leaves(part, is_leaf=is_per_client)
-        codec = codecs.down[j] if j < 3 else None
-        base = jax.tree.leaves(start[j]) if j < 2 else []
+        codec = codecs.down[j] if j < 2 and not any(map(is_per_client, own)) else None
+        base = [] if codec is None or not codec.relative else jax.tree.leaves(start[j])
         alike = [np.shape(a) for a in own] == [np.shape(b) for b in base]
-        found += base if codec is not None and codec.relative and alike else [None] * len(own)
+        found += base if alike else [None] * len(own)
     return found
 
 
@@ -191,7 +191,11 @@ def _each(
     """Return the codec of each leaf, by the channel it belongs to."""
     found: list[Codec | None] = [None] * len(leaves)
     for name in CHANNELS:
-        own, codec = [j for j, of in enumerate(names) if of == name], getattr(codecs, name)
+        own = [
+            j for j, of in enumerate(names)
+            if of == name and jnp.issubdtype(leaves[j].dtype, jnp.floating)
+        ]  # fmt: skip
+        codec = getattr(codecs, name)
         if codec is not None:
             for j, one in zip(own, codec.each([leaves[j] for j in own]), strict=True):
                 found[j] = one
@@ -256,7 +260,7 @@ def _plain(leaf: Any) -> bytes:
 def _unplain(data: bytes, like: Any) -> np.ndarray:
     if len(data) != _width(like) * like.size:
         raise BadMessage(f"{len(data)} bytes for an array of shape {like.shape}")
-    dtype = np.dtype(like.dtype)
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(like.dtype))
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(like.shape)
 
 
