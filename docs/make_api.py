@@ -30,6 +30,7 @@ NAMESPACES = {
     "simfbo.local_work": "simfbo.core.local_work",
     "simfbo.partition": "simfbo.core.partition",
     "simfbo.aggregation": "simfbo.core.aggregation",
+    "simfbo.codecs": "simfbo.core.codecs",
     "simfbo.privacy": "simfbo.core.privacy",
     "simfbo.flower": "simfbo.flower",
     "simfbo.diagnostics": "simfbo.diagnostics",

@@ -70,7 +70,7 @@ def test_a_value_without_a_text_below_it_has_no_documentation():
 
 def test_every_namespace_has_a_section():
     modules = {n for n in simfbo.__all__ if isinstance(getattr(simfbo, n), type(simfbo))}
-    assert modules == {"aggregation", "algorithms", "checks", "datasets", "diagnostics",
+    assert modules == {"aggregation", "algorithms", "checks", "codecs", "datasets", "diagnostics",
                        "estimators", "flower", "local_work", "partition", "privacy", "sampling",
                        "tasks"}  # fmt: skip
     assert {f"simfbo.{name}" for name in modules} <= set(API.NAMESPACES)

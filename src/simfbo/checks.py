@@ -19,7 +19,7 @@ import numpy as np
 
 from simfbo.core import trees
 from simfbo.core.codecs import Codec
-from simfbo.core.codecs.laws import CODEC_LAWS
+from simfbo.core.codecs import laws as codec_laws
 from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import constant, fixed, uniform
 from simfbo.core.problem import BilevelProblem, Point, PyTree
@@ -47,6 +47,8 @@ __all__ = [
 Factory = Callable[[BilevelProblem, Point[float], Point[float]], Algorithm]
 Measure = Callable[[Factory], float]
 
+CODEC_LAWS = codec_laws.CODEC_LAWS
+"""The laws that codecs must obey; see `check_codec`."""
 GAMMA = Point(x=0.1, y=0.2, v=0.2)
 LARGE = Point(x=0.2, y=0.4, v=0.4)  # as large as the quadratics allow: few rounds suffice
 MEDIUM = Point(x=0.04, y=0.08, v=0.08)  # for messages that add up about four local steps

@@ -139,7 +139,7 @@ def test_what_it_sends(plain):
     plain.ledger = Ledger()
     history = run(SAME, plain, X, Y, rounds=3, every=3)
     total = plain.ledger.total
-    assert total == (3, 3 * 4 * (3 + 5), 3 * 4 * 5, 3 * 4 * 8 * 8, 3 * 4 * 5 * 8)
+    assert total[:5] == (3, 3 * 4 * (3 + 5), 3 * 4 * 5, 3 * 4 * 8 * 8, 3 * 4 * 5 * 8)
     assert set(plain.ledger.by_step) == {"fedavg_step"}
     assert history.state.x.tolist() == X.tolist()
     assert not hasattr(history.state, "v")

@@ -8,7 +8,6 @@ nearly free. The scales of rows and columns are sent beside, so that a k costs w
 """
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 from simfbo.core.codecs import _entropy as entropy
 from simfbo.core.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
 from simfbo.core.codecs._shared_noise import dither, root_mean_square, safe, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once
 from simfbo.errors import UserError
 
 FINEST = 1e-4  # the smallest step
@@ -32,7 +31,7 @@ class Dithered(NamedTuple):
     k: Any
 
 
-@lru_cache(maxsize=1024)
+@built_once
 def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     """Subtractive dither, with entropy coding.
 

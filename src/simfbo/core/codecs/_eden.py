@@ -12,7 +12,6 @@ does not mix messages that have a few large numbers.
 """
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ import numpy as np
 
 from simfbo.core.codecs._entropy import packed, unpacked
 from simfbo.core.codecs._shared_noise import ordered_sum, power_of_two, random_bits, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, floats
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once, floats
 from simfbo.errors import UserError
 
 # Lloyd-Max centroids of the standard normal distribution, those above zero, by bits; and the
@@ -44,7 +43,7 @@ class Rotated(NamedTuple):
     nearest: Any
 
 
-@lru_cache
+@built_once
 def eden(bits: int) -> Codec:
     """EDEN with 1 to 4 bits for each number, and one float32 for each block of 1,024.
 

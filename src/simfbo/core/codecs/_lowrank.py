@@ -11,7 +11,6 @@ it is computed, as long as its numbers stay below 2^14 squares of the step.
 """
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ from simfbo.core.codecs import _entropy as entropy
 from simfbo.core.codecs._dithered import FINEST, dithered, require_step
 from simfbo.core.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
 from simfbo.core.codecs._shared_noise import dither, root_mean_square, safe, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once
 from simfbo.errors import UserError
 
 _BITS = 4  # of the dither of factors
@@ -59,7 +58,7 @@ def lowrank(rank: int, step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     return _built(rank, step, ranged, 1.0)
 
 
-@lru_cache(maxsize=1024)
+@built_once
 def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
     """Return the codec for an array of a share of the numbers of the largest."""
     other = dithered(max(FINEST, min(step, _OTHERS) * math.sqrt(share)), ranged)

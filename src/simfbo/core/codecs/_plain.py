@@ -1,16 +1,15 @@
 """Floats in fewer bits, one by one: as they are, or with 8 bits of mantissa."""
 
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, floats
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once, floats
 
 
-@lru_cache
+@built_once
 def float32() -> Codec:
     """Floats of 32 bits, as they are."""
 
@@ -29,7 +28,7 @@ def float32() -> Codec:
     )  # fmt: skip
 
 
-@lru_cache
+@built_once
 def bfloat16() -> Codec:
     """Floats of 16 bits, rounded to 8 bits of mantissa: half the bytes, and nearly unbiased.
 

@@ -1,6 +1,5 @@
 """Some of the numbers: a random subset, or the largest."""
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +8,13 @@ import numpy as np
 
 from simfbo.core.codecs._entropy import packed, unpacked
 from simfbo.core.codecs._shared_noise import random_bits
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape
+from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once
 from simfbo.errors import UserError
 
 _LEVELS = 2**16
 
 
-@lru_cache
+@built_once
 def random_subset(share: float) -> Codec:
     """Each number with probability `share`, divided by it; the key says which, at no cost.
 
@@ -63,7 +62,7 @@ class Largest(NamedTuple):
     places: Any
 
 
-@lru_cache
+@built_once
 def top_k(share: float) -> Codec:
     """The largest numbers of an array, as bfloat16, with their places; all others become zero.
 

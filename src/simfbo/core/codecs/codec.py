@@ -12,8 +12,9 @@ bytes.
 
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial, wraps
+from inspect import signature
+from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from simfbo.errors import MissingExtra
 
 Shape = tuple[int, ...]
 Symbols = Any
+P = ParamSpec("P")
 _RAW, _CODED, _NOT_FINITE = b"\0", b"\1", b"\2"
 
 
@@ -94,6 +96,19 @@ class Codec(NamedTuple):
         parts = enumerate(zip(self.each(leaves), unframed(data, len(leaves)), leaves, strict=True))
         found = [decode_leaf(codec, d, leaf_key(key, j), a) for j, (codec, d, a) in parts]
         return jax.tree.unflatten(structure, found)
+
+
+def built_once(build: Callable[P, Codec]) -> Callable[P, Codec]:
+    """Let a function return the same codec for the same arguments: programs are kept by codec."""
+    kept, form = lru_cache(maxsize=1024)(build), signature(build)
+
+    @wraps(build)
+    def built(*args: P.args, **kwargs: P.kwargs) -> Codec:
+        bound = form.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return kept(*bound.args, **bound.kwargs)
+
+    return built
 
 
 def leaf_key(key: jax.Array, number: int) -> jax.Array:
