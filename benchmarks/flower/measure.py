@@ -55,7 +55,7 @@ def equality():
                 gaps = [float(np.abs(a - b).max()) for a, b in zip(here, wanted, strict=True)]
                 sent = [
                     {k: v for k, v in line.items() if k.startswith(("comm", "floats", "bytes"))}
-                    for line in (lines(output)[-2], simulated.records[-1])
+                    for line in (_last_record(output), simulated.records[-1])
                 ]
                 rows.append(
                     {
@@ -92,9 +92,9 @@ def overhead():
 def coded():
     """Measure bytes on the wire, seconds and the gap to a simulation, with and without codecs."""
     rows = []
-    for name in ("none", "dithered", "small"):
+    for port, name in enumerate(("none", "dithered", "small"), 9420):
         outputs = []
-        down, up = wire(codecs=name, keep=outputs)
+        down, up = wire(codecs=name, keep=outputs, port=port)
         taken = [sum(one.values()) for one in outputs[-1]["exchanges"][2:]]
         rows.append(
             {
@@ -105,6 +105,11 @@ def coded():
         )  # fmt: skip
         print(rows[-1], flush=True)
     return rows
+
+
+def _last_record(output):
+    """Return the last evaluation of a run."""
+    return [line for line in lines(output) if line["kind"] == "record"][-1]
 
 
 def _gap(output, config):
@@ -122,7 +127,7 @@ def _gap(output, config):
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def wire(codecs="none", keep=None):
+def wire(codecs="none", keep=None, port=9420):
     """Count the bytes between nodes and SuperLink, TLS included, and compare with the ledger."""
     import tempfile
 
@@ -133,12 +138,12 @@ def wire(codecs="none", keep=None):
     try:
         simfbo(link, "certs", "--nodes", 3)
         simfbo(link, "up", "--nodes", 0, "--port", 9400)
-        proxy = CountingProxy(9420, 9400)
+        proxy = CountingProxy(port, 9400)
         for k, place in enumerate(places, 1):
             for part in ("certificates/ca.crt", f"keys/node-{k}"):
                 (place / part).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(link / part, place / part)
-            simfbo(place, "up", "--join", "127.0.0.1:9420", "--node", k, "--parts", 3,
+            simfbo(place, "up", "--join", f"127.0.0.1:{port}", "--node", k, "--parts", 3,
                    "--node-config", faults)  # fmt: skip
         counts = []
         for rounds in (4, 14):
@@ -148,7 +153,7 @@ def wire(codecs="none", keep=None):
                 pass
             if keep is not None:
                 keep.append({"exchanges": exchanges(output), "gap": _gap(output, config)})
-            record = lines(output)[-2]
+            record = _last_record(output)
             wired = proxy.down - before[0], proxy.up - before[1]
             counts.append((*wired, record["bytes_down"], record["bytes_up"]))
             print(counts[-1], flush=True)
