@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from simfbo.experiments.experiment import load
 from simfbo.experiments.results import loaded
@@ -19,7 +20,7 @@ PANELS = {
         "paper": "paper's settings, float32", "shards": "local work, float32",
         "shards-97": "local work, coded", "shards-fedavg": "FedAvg, coded"}),
     "cifar-iid": ("CIFAR-10, iid", (0.3, 0.68), {
-        "cifar-coded": "local work, coded", "cifar-fedavg": "FedAvg, coded"}),
+        "cifar-coded": "local work, coded"}),
 }  # fmt: skip
 LOOKS = {
     "paper's settings, float32": ("#7f7f7f", "-"),
@@ -46,6 +47,7 @@ def main():
             ax.fill_between(places[1:], low, high, color=colour, alpha=0.15, lw=0)
         report.style(ax, "megabytes sent, both ways")
         ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_ylim(*limits)
         ax.set_title(title, fontsize=11)
     axes["mnist-iid"].set_ylabel("test accuracy")

@@ -50,8 +50,8 @@ class Codec(NamedTuple):
         size: (leaf, symbols, key) -> the number of bytes, in JAX.
         relative: whether what is sent is the difference from the start of the run.
         finer: (share) -> the codec for an array that has this share of the numbers of the largest
-            array beside it. Small arrays, such as kernels and biases, cost few bytes and matter
-            much. None if it is the same for all.
+            array in the channel. Small arrays, such as kernels and biases, cost few bytes and
+            matter much. None if it is the same for all.
     """
 
     name: str
