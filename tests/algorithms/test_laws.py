@@ -3,6 +3,7 @@
 import pytest
 
 from simfbo import checks
+from simfbo.algorithms import with_momenta
 from simfbo.config.build import law_factories
 
 FACTORIES = law_factories()
@@ -18,6 +19,16 @@ DECLARED = {
     "fedbio": {"unequal local work"},
     "fedmbo": DRAWN,
     "memfbo": {"unequal local work"},
+    "mimefbo": set(),
+    "mimefbo-storm": set(),
+    "mimefbo-memory": set(),
+}
+SINGLE_LOOP = {
+    "simfbo": {"exact at any local step"},
+    "shrofbo": {"exact at any local step"},
+    "mimefbo": set(),
+    "mimefbo-storm": set(),
+    "mimefbo-memory": set(),
 }
 
 
@@ -30,8 +41,24 @@ def test_laws(name, law):
 
 
 @pytest.mark.parametrize("law", checks.SINGLE_LOOP_LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("name", ["simfbo", "shrofbo"])
+@pytest.mark.parametrize("name", SINGLE_LOOP)
 def test_single_loop_laws(name, law):
     finding = checks.examine(FACTORIES[name], law)
     assert finding.passed, checks.describe(finding)
-    assert finding.violation is None
+    assert (finding.violation is not None) == (law.name in SINGLE_LOOP[name])
+
+
+def smoothed(problem, local, server):
+    return with_momenta(FACTORIES["shrofbo"](problem, local, server), 0.3)
+
+
+def private(problem, local, server):
+    return FACTORIES["simfbo"](problem._replace(lower_level="private"), local, server)
+
+
+@pytest.mark.parametrize("law", checks.MEMORY_LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize("factory", [FACTORIES["mimefbo-memory"], smoothed, private])
+def test_memory_laws(factory, law):
+    assert checks.remembers(factory)
+    finding = checks.examine(factory, law)
+    assert finding.passed, checks.describe(finding)

@@ -84,7 +84,7 @@ def test_blocks_are_rounds_in_lanes(name, world):
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
     assert many.ledger == one.ledger
     assert kept(found) == kept(expected)
-    assert many.memory == one.memory
+    assert many.observed == one.observed
     if expected.verdict is not None:
         for key in expected.verdict.keys() - {"text", "converged"}:
             np.testing.assert_allclose(found.verdict[key], expected.verdict[key], rtol=1e-8)

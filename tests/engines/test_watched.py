@@ -78,7 +78,7 @@ def test_engines_see_the_same(factors):
     rows = sent(factors)
     passed = np.linalg.norm(rows, axis=1) <= 500  # of the large ones
     np.testing.assert_allclose(simulated.rows[:, :SIZE], rows * passed[:, None], rtol=1e-14)
-    assert seen[0].memory == seen[1].memory
+    assert seen[0].observed == seen[1].observed
     assert seen[0].suspicions == seen[1].suspicions
 
 
@@ -204,5 +204,5 @@ def test_resumed_runs_warn_and_refuse_as_if_nothing_had_happened(tmp_path, kill,
     said = [(line["about"], line["clients"]) for line in whole.warnings]
     assert sorted(said) == [("refused", [3]), ("same", [5, 6])]
     assert {line["client"] for line in whole.refusals} == {3}
-    ends = [load(files(tmp_path / name)[-1]).manifest["memory"] for name in ("whole", "cut")]
+    ends = [load(files(tmp_path / name)[-1]).manifest["observed"] for name in ("whole", "cut")]
     assert ends[0] == ends[1]

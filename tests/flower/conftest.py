@@ -36,6 +36,7 @@ class MemoryGrid(Grid):
         self.spoil = lambda node, message, reply: reply
         self.sent: list[Message] = []
         self.replies: list[Message] = []
+        self.states = {node: RecordDict() for node in nodes}
         self._waiting: dict[str, Message] = {}
 
     def set_run(self, run):
@@ -69,7 +70,7 @@ class MemoryGrid(Grid):
 
     def _reply(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        context = Context(7, node, self.settings[node], RecordDict(), {"seed": 0})
+        context = Context(7, node, self.settings[node], self.states[node], {"seed": 0})
         try:
             return copied(self.app(message, context))
         except Exception as error:

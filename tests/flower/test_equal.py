@@ -100,7 +100,7 @@ def test_every_method_with_partial_participation_and_unequal_work(
     assert remote.ledger == local.ledger
     assert found.refusals == []
     assert found.end == {"status": "finished"}
-    assert remote.memory == local.memory
+    assert remote.observed == local.observed
     if not partial_sums:
         np.testing.assert_allclose(remote.latest.probed.rows, local.latest.probed.rows, atol=1e-12)
 
@@ -112,10 +112,10 @@ def test_the_automatic_limit_is_the_same_number(flower, partial_sums):
     wanted, local = simulated(algorithm, rules)
     found, remote, grid = on_flower(flower, algorithm, rules, partial_sums=partial_sums)
     require_equal(found, wanted)
-    (step,) = local.memory["norms"]
-    np.testing.assert_allclose(remote.memory["norms"][step], local.memory["norms"][step])
+    (step,) = local.observed["norms"]
+    np.testing.assert_allclose(remote.observed["norms"][step], local.observed["norms"][step])
     limits = [_package(m.content).settings.get("max_norm") for m in grid.sent]
-    assert limits[-1] == pytest.approx(5 * max(local.memory["norms"][step][:-1]))
+    assert limits[-1] == pytest.approx(5 * max(local.observed["norms"][step][:-1]))
 
 
 def test_step_sizes_travel_with_requests_and_compile_nothing(flower):

@@ -9,6 +9,8 @@ from simfbo.algorithms._fedmbo import fedmbo
 from simfbo.algorithms._fednest import fednest
 from simfbo.algorithms._lfednest import lfednest
 from simfbo.algorithms._memfbo import memfbo
+from simfbo.algorithms._mimefbo import mimefbo
+from simfbo.algorithms._momenta import with_momenta
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
 
@@ -22,8 +24,10 @@ __all__ = [
     "fednest",
     "lfednest",
     "memfbo",
+    "mimefbo",
     "once_per_problem",
     "shrofbo",
     "simfbo",
+    "with_momenta",
     "with_settings",
 ]

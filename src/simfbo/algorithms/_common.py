@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps
 from inspect import signature
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -62,19 +62,37 @@ def once_per_problem(build: Callable[P, R]) -> Callable[P, R]:
     return built
 
 
-def with_settings(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+@overload
+def with_settings(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]: ...
+
+
+@overload
+def with_settings(
+    *, private: bool
+) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]: ...
+
+
+def with_settings(factory: Any = None, *, private: bool = False) -> Any:
     """Let an algorithm remember what it was built with.
 
     A run is resumed with the same only, and programs are shared by algorithms that differ in step
     sizes alone: the arguments `local`, `server` and `steps`, where they are numbers.
+
+    Args:
+        factory: what builds the algorithm.
+        private: whether it can solve problems with a private lower level; others are refused.
     """
+    if factory is None:
+        return partial(with_settings, private=private)
     form = signature(factory)
 
     @wraps(factory)
-    def built(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+    def built(*args: Any, **kwargs: Any) -> Algorithm:
         bound = form.bind(*args, **kwargs)
         bound.apply_defaults()
         settings = bound.arguments
+        if not private:
+            _require_shared(factory.__name__, settings.get("problem"))
         made = factory(*args, **kwargs)._replace(settings=settings)
         numbers = {name: settings[name] for name in _STEPS if _is_numbers(settings.get(name))}
         others = tuple((name, value) for name, value in settings.items() if name not in numbers)
@@ -94,6 +112,15 @@ def with_settings(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
 
 
 _STEPS = ("local", "server", "steps")
+
+
+def _require_shared(name: str, problem: Any) -> None:
+    """Raise if a problem has a private lower level."""
+    if getattr(problem, "lower_level", "shared") == "private":
+        raise UserError(
+            f"'{name}' needs a lower problem that all clients share: for a private lower level use "
+            "simfbo, shrofbo or fedbioacc_local."
+        )
 
 
 def _is_numbers(value: Any) -> bool:

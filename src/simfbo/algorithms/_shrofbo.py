@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from simfbo.algorithms._common import (
     Rule,
@@ -22,10 +21,11 @@ from simfbo.algorithms._common import (
     server_side,
     with_settings,
 )
+from simfbo.algorithms._private import private_lower
+from simfbo.algorithms._work import mean_work
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
-from simfbo.core.sampling import Cohort
 
 
 class ShroState(NamedTuple):
@@ -56,7 +56,7 @@ class ShroState(NamedTuple):
         return self.base.projected
 
 
-@with_settings
+@with_settings(private=True)
 def shrofbo(
     problem: BilevelProblem,
     local: Point[float],
@@ -74,8 +74,11 @@ def shrofbo(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = shrofbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
+    gamma = local if server is None else server
+    if problem.lower_level == "private":
+        return private_lower(problem, local, gamma, radius, independent_batches, normalised=True)
     shrofbo_step = _client_step(problem, independent_batches)
-    init_base, advance_base = server_side(local if server is None else server, radius)
+    init_base, advance_base = server_side(gamma, radius)
 
     def init(x: PyTree, y: PyTree) -> ShroState:
         return ShroState(init_base(x, y), jnp.zeros(()), jnp.zeros(()))
@@ -83,17 +86,15 @@ def shrofbo(
     def round(state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
         cohort = federation.cohort(key)
         h, norm = federation.sum(shrofbo_step, Point(*state.base[:3]), cohort, key, local)
-        rho = federation.mean_norm(key)
-        if rho is None:
-            rho = norm if _complete(cohort, federation.n) else earlier_mean(state)
-        return advance(state, h, norm, rho)
+        return advance(state, h, norm, mean_work(federation, cohort, key, norm, state))
 
     def advance(state: ShroState, h: Point[PyTree], norm: jax.Array, rho: Scalar) -> ShroState:
         base = advance_base(state.base, scale(rho, h))
         return ShroState(base, state.norm_sum + norm, state.norm_count + 1)
 
+    drift = {"exact at any local step": "ShroFBO's clients drift apart the more the larger eta is."}
     residuals = {"shrofbo_step": "xyv"}
-    return Algorithm("ShroFBO", init, round, (shrofbo_step,), residuals=residuals)
+    return Algorithm("ShroFBO", init, round, (shrofbo_step,), drift, residuals)
 
 
 @once_per_problem
@@ -105,13 +106,3 @@ def _client_step(problem: BilevelProblem, independent_batches: bool) -> ClientSt
         return trees.scale(1 / norm, local_steps(draw, at, client)), jnp.asarray(norm)
 
     return shrofbo_step
-
-
-def earlier_mean(state: ShroState) -> jax.Array:
-    """Return the mean estimate of rho over earlier rounds; 1 before there is any."""
-    return jnp.where(state.norm_count > 0, state.norm_sum / jnp.maximum(state.norm_count, 1), 1.0)
-
-
-def _complete(cohort: Cohort, n: int) -> bool:
-    """Return whether every client takes part, once."""
-    return len(cohort.ids) == len(np.unique(cohort.ids)) == n

@@ -17,11 +17,12 @@ from simfbo.algorithms._common import (
     server_side,
     with_settings,
 )
+from simfbo.algorithms._private import private_lower
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 
 
-@with_settings
+@with_settings(private=True)
 def simfbo(
     problem: BilevelProblem,
     local: Point[float],
@@ -58,18 +59,26 @@ def simfbo(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = simfbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
+    gamma = local if server is None else server
+    if problem.lower_level == "private":
+        found = private_lower(problem, local, gamma, radius, independent_batches, normalised=False)
+        return found._replace(known_violations=_BIASED)
     simfbo_step = _client_step(problem, independent_batches)
-    init, advance = server_side(local if server is None else server, radius)
+    init, advance = server_side(gamma, radius)
 
     def round(state: State, federation: Federation, key: jax.Array) -> State:
         cohort = federation.cohort(key)
         at = Point(state.x, state.y, state.v)
         return advance(state, federation.sum(simfbo_step, at, cohort, key, local))
 
-    bias = "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
-    return Algorithm(
-        "SimFBO", init, round, (simfbo_step,), {"unequal local work": bias}, {"simfbo_step": "xyv"}
-    )
+    return Algorithm("SimFBO", init, round, (simfbo_step,), _BIASED, {"simfbo_step": "xyv"})
+
+
+_BIASED = {
+    "unequal local work": "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its "
+    "solution.",
+    "exact at any local step": "SimFBO's clients drift apart the more the larger eta is.",
+}
 
 
 @once_per_problem

@@ -26,6 +26,7 @@ def check(name: str, single_loop: bool) -> int:
 
     factory, broken = law_factory(name), 0
     laws = checks.LAWS + (checks.SINGLE_LOOP_LAWS if single_loop else ())
+    laws += checks.MEMORY_LAWS if checks.remembers(factory) else ()
     for law in laws:
         try:
             finding = checks.examine(factory, law)

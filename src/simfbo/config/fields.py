@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Weight = Annotated[float, Field(gt=0, le=1)]
 Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Dimension = Annotated[int, Field(gt=0, le=100_000)]
 Clients = Annotated[int, Field(gt=0, le=1_000_000)]

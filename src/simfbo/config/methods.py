@@ -11,6 +11,7 @@ from simfbo.config.fields import (
     Positive,
     StepSizes,
     TwoStepSizes,
+    Weight,
 )
 from simfbo.runs.palette import COLOURS
 
@@ -25,6 +26,16 @@ class SimFBOSettings(LocalAndServer):
     server: StepSizes | None = None
     radius: Radius = 10.0
     independent_batches: bool = False
+
+
+class MimeFBOSettings(LocalAndServer):
+    """MimeFBO."""
+
+    local: StepSizes = StepSizes()
+    server: StepSizes | None = None
+    radius: Radius = 10.0
+    control: Literal["mean", "storm", "memory"] = "mean"
+    theta: Weight = 1.0
 
 
 class MemFBOSettings(LocalAndServer):
@@ -106,4 +117,7 @@ METHODS.add(
             laws={"": {"v": 0.3, "neumann_terms": 12}}),
     _record(7, "memfbo", "MemFBO", MemFBOSettings, one_exchange=True, adds_up_work=True,
             laws={"": {"penalty": 1e4}}),
+    _record(8, "mimefbo", "MimeFBO", MimeFBOSettings, one_exchange=True,
+            laws={"": {}, "-storm": {"control": "storm", "theta": 0.5},
+                  "-memory": {"control": "memory"}}),
 )  # fmt: skip

@@ -111,6 +111,8 @@ class Exchange(NamedTuple):
         refusals: the replies that do not count.
         probed: what is compared between replies; None where nothing is.
         octets: bytes of the replies that were counted, or not a number; None without codecs.
+        memory: what clients remember if their replies count, by position; None where they remember
+            nothing, or it is elsewhere.
     """
 
     request: Request
@@ -119,6 +121,7 @@ class Exchange(NamedTuple):
     refusals: list[Refusal]
     probed: Probed | None = None
     octets: Float[np.ndarray, " replies"] | None = None
+    memory: PyTree = None
 
     @property
     def factor(self) -> float:

@@ -22,12 +22,40 @@ class Client(NamedTuple):
         plan: how many local steps it takes and how they count.
         eta: its step sizes for x, y and v, as the algorithm gave them to the federation.
         key: its random key for this exchange.
+        memory: what it kept when it last took part (`WithMemory`), or `Algorithm.memory`; None for
+            an algorithm without one.
     """
 
     data: ClientData
     plan: LocalPlan
     eta: Point[PyTree]
     key: jax.Array
+    memory: PyTree = None
+
+
+class WithMemory(NamedTuple):
+    """What a client step returns if the client is to remember something.
+
+    The memory stays with the client: it is never sent. A client whose reply does not count keeps
+    the one it had.
+
+    Attributes:
+        message: what is sent to the server.
+        memory: what the client keeps, shaped as `Algorithm.memory` says.
+    """
+
+    message: PyTree
+    memory: PyTree
+
+
+def message_of(reply: PyTree) -> PyTree:
+    """Return the message in what a client step returned."""
+    return reply.message if isinstance(reply, WithMemory) else reply
+
+
+def with_message(reply: PyTree, message: PyTree) -> PyTree:
+    """Return what a client step returned, with another message."""
+    return reply._replace(message=message) if isinstance(reply, WithMemory) else message
 
 
 ClientStep = Callable[[PyTree, Client], PyTree]
@@ -85,6 +113,8 @@ class Algorithm(NamedTuple):
         settings: what it was built with, by name. A run is resumed only with the same numbers
             (`simfbo.algorithms.with_settings` fills this and the next in).
         tracing: how `round` is compiled; by default it is traced as it is.
+        memory: (x0, y0) -> what every client remembers before it first takes part, for methods
+            whose client steps return `WithMemory`; None for those whose clients forget.
     """
 
     name: str
@@ -95,6 +125,7 @@ class Algorithm(NamedTuple):
     residuals: Mapping[str, str] = {}
     settings: Mapping[str, Any] = {}
     tracing: Tracing | None = None
+    memory: Callable[[PyTree, PyTree], PyTree] | None = None
 
     @property
     def traced(self) -> Tracing:

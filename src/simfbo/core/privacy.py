@@ -15,7 +15,16 @@ import jax.numpy as jnp
 
 from simfbo.core import trees
 from simfbo.core.aggregation import CHANNELS, channel
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Verb, View
+from simfbo.core.federation import (
+    Algorithm,
+    Client,
+    ClientStep,
+    Federation,
+    Verb,
+    View,
+    message_of,
+    with_message,
+)
 from simfbo.core.keys import Purpose, secret_key
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
@@ -162,10 +171,11 @@ def _protected(client_step: ClientStep, privacy: Privacy) -> ClientStep:
 
     @functools.wraps(client_step)
     def protected(payload: PyTree, client: Client) -> PyTree:
-        message = clip(jax.tree.map(jnp.asarray, client_step(payload, client)), privacy.clip)
-        if privacy.where == "server":
-            return message
-        return noisy(message, deviations(privacy, 1.0), client.key)
+        reply = client_step(payload, client)
+        message = clip(jax.tree.map(jnp.asarray, message_of(reply)), privacy.clip)
+        if privacy.where == "client":
+            message = noisy(message, deviations(privacy, 1.0), client.key)
+        return with_message(reply, message)
 
     if privacy.where == "server":
         protected.limits = privacy.clip  # pyright: ignore[reportAttributeAccessIssue]

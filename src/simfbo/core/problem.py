@@ -7,7 +7,7 @@ ever formed. The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ class BilevelProblem(NamedTuple):
     Attributes:
         upper: f, what x is chosen for, on the clients' upper (validation) data.
         lower: g, what y minimises for a given x, on the clients' lower (training) data.
+        lower_level: "shared": one y for all clients, y*(x) = argmin sum_i p_i g_i(x, y).
+            "private": each client has its own, y_i*(x) = argmin g_i(x, y), which never leaves it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -41,6 +43,7 @@ class BilevelProblem(NamedTuple):
 
     upper: Loss
     lower: Loss
+    lower_level: Literal["shared", "private"] = "shared"
 
 
 class Point(NamedTuple, Generic[T]):

@@ -21,7 +21,7 @@ from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.exchange import Exchange, Probed, Reason, Request
 from simfbo.core.problem import PyTree
 
-Kind = Literal["few", "refused", "opposed", "same"]
+Kind = Literal["few", "refused", "opposed", "same", "forgot"]
 Memory = dict[str, Any]  # JSON values
 
 EVERY_ONE, THEN_EVERY = 32, 13  # exchanges: all of the first, then one in thirteen
@@ -44,8 +44,8 @@ class Suspicion(NamedTuple):
     """Clients whose messages stood out in most of the recent exchanges.
 
     Attributes:
-        kind: "few" carry most of the sum, "refused" for their size, "opposed" to others, or the
-            "same" messages.
+        kind: "few" carry most of the sum, "refused" for their size, "opposed" to others, the
+            "same" messages, or who "forgot" what it should remember.
         exchange: the number of the exchange in which there was enough evidence.
         client_step: the name of its client step.
         clients: who stood out.

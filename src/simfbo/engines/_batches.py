@@ -22,7 +22,7 @@ from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs, Place, Sender, Stacks
+from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, Stacks
 from simfbo.engines.base import slice_for, zeros_for
 
 AXIS = "clients"
@@ -175,7 +175,8 @@ def _computed(
         return jax.lax.cond(inputs.look, look, lambda: nothing)
 
     def step(sums: _Sums, c: Any) -> tuple[_Sums, PyTree]:
-        positions, (messages, squares, ok, octets) = cohort.chunk(c)
+        positions, (sent, squares, ok) = cohort.chunk(c)
+        messages = sent.message
         total, square, probes = sums
         if not stacked:
             own = jax.tree.map(partial(_weighted, cohort.weights(positions)), messages)
@@ -186,7 +187,8 @@ def _computed(
         else:
             probes = probed(messages, positions, probes)
         kept = messages if stacked else ()
-        return _Sums(total, square, probes), (kept, squares, ok, octets, positions)
+        rows = kept, squares, ok, sent.octets, sent.memory, positions
+        return _Sums(total, square, probes), rows
 
     sums = _Sums(None, jnp.zeros(()), probes)
     if layout.chunks == 1:
@@ -205,9 +207,9 @@ def _computed(
         sums, rows = jax.lax.psum((sums, rows), axis)
     elif layout.chunks * layout.chunk != size:
         rows = jax.tree.map(lambda a: a[:size], rows)
-    messages, squares, ok, octets = rows
+    messages, squares, ok, octets, memory = rows
     total = messages if stacked else sums.total
-    return Found(total, squares, ok, sums.probes, jnp.isfinite(sums.square), octets)
+    return Found(total, squares, ok, sums.probes, jnp.isfinite(sums.square), octets, memory)
 
 
 class _Cohort:
@@ -235,18 +237,20 @@ class _Cohort:
                 )
 
     def slot(self, j: Any) -> tuple[PyTree, ...]:
-        """Return what a client sends is made of: payload, data, work and place."""
+        """Return what a client sends is made of: payload, data, work, memory and place."""
         given, plan = self._in, self._in.plan
         place = Place(given.key, jnp.asarray(given.ids)[j], jnp.asarray(given.repeats)[j])
         own = plan if jnp.ndim(plan.tau) == 0 else jax.tree.map(lambda a: jnp.asarray(a)[j], plan)
-        return slice_for(given.payload, j), self._data(jnp.asarray(given.places)[j]), own, place
+        memory = jax.tree.map(lambda a: jnp.asarray(a)[j], given.memory)
+        data = self._data(jnp.asarray(given.places)[j])
+        return slice_for(given.payload, j), data, own, memory, place
 
-    def message(
-        self, j: Any, payload: PyTree, data: ClientData, plan: LocalPlan, place: Place
-    ) -> tuple[PyTree, Any]:
-        """Return what arrives from the client at a position, and its bytes."""
-        client = Client(data, plan, self._in.eta, client_key(*place))
-        return self._sender.send(payload, client, place, self._in.is_weighed(j))
+    def sent(
+        self, j: Any, payload: PyTree, data: ClientData, plan: LocalPlan, memory: PyTree, at: Place
+    ) -> Sent:
+        """Return what arrives from the client at a position."""
+        client = Client(data, plan, self._in.eta, client_key(*at), memory)
+        return self._sender.send(payload, client, at, self._in.is_weighed(j))
 
     def chunk(self, c: Any) -> tuple[Any, PyTree]:
         """Return the positions of a chunk of clients, and what they send; see `_sent`."""
@@ -271,8 +275,8 @@ class _Cohort:
             return weights
         return jnp.where(positions < self._size, weights[jnp.minimum(positions, self._size - 1)], 0)
 
-    def _sent(self, positions: Any, c: Any) -> tuple[PyTree, Any, Any, Any]:
-        """Return messages, squared norms, admissions and bytes; what does not count is zero.
+    def _sent(self, positions: Any, c: Any) -> tuple[Sent, Any, Any]:
+        """Return what was sent, squared norms and admissions; what does not count is zero.
 
         Where only what is not finite is refused, which shows in the sum, messages are all.
         """
@@ -280,32 +284,32 @@ class _Cohort:
         safe = np.minimum if isinstance(positions, np.ndarray) else jnp.minimum
         at = safe(positions, size - 1)
         if chunk == 1:
-            own = self.message(at[0], *self.slot(at[0]))
-            z, octets = jax.tree.map(lambda a: a[None], own)
+            found = jax.tree.map(lambda a: a[None], self.sent(at[0], *self.slot(at[0])))
         else:
-            z, octets = self._batch(at, c)
+            found = self._batch(at, c)
         if self._in.present is None:
-            return z, None, None, octets
+            return found, None, None
+        z = found.message
         present = jnp.asarray(self._in.present)[at] & jnp.asarray(positions < size)
         squares = jnp.where(present[:, None], jax.vmap(squared_norms)(z), 0.0)
         ok = jax.vmap(within, (0, None))(squares, self._in.limit) & present
         z = jax.tree.map(lambda a: jnp.where(_column(ok, a), a, jnp.zeros_like(a)), z)
-        return z, squares, ok, octets
+        return found._replace(message=z), squares, ok
 
-    def _batch(self, at: Any, c: Any) -> tuple[PyTree, Any]:
-        """Return messages and bytes of the clients at some positions, computed side by side."""
+    def _batch(self, at: Any, c: Any) -> Sent:
+        """Return what the clients at some positions send, computed side by side."""
         given, chunk = self._in, self._layout.chunk
         if not (self._layout.whole and isinstance(given.data, Stacks)):
-            return jax.vmap(lambda j: self.message(j, *self.slot(j)))(at)
+            return jax.vmap(lambda j: self.sent(j, *self.slot(j)))(at)
         # Everyone in order: the data is there as it is needed, with nothing to gather.
         own = given.data if self._layout.chunks == 1 else jax.tree.map(
             lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk), given.data
         )  # fmt: skip
 
-        def one(j: Any, lower: OwnSplit, upper: OwnSplit) -> tuple[PyTree, Any]:
-            payload, _, plan, place = self.slot(j)
+        def one(j: Any, lower: OwnSplit, upper: OwnSplit) -> Sent:
+            payload, _, *rest = self.slot(j)
             data = ClientData(lower, upper, jnp.asarray(given.places)[j])
-            return self.message(j, payload, data, plan, place)
+            return self.sent(j, payload, data, *rest)
 
         return jax.vmap(one)(at, *own)
 

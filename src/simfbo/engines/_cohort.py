@@ -12,7 +12,7 @@ from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree
-from simfbo.engines.base import as_message
+from simfbo.engines.base import answer
 
 Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
 
@@ -43,6 +43,7 @@ class Inputs(NamedTuple):
         window: the first position whose message is probed.
         weighed: positions whose coded bytes are computed; None for all of them.
         key: of the exchange.
+        memory: what the clients remember; None if nothing.
     """
 
     payload: PyTree
@@ -59,6 +60,7 @@ class Inputs(NamedTuple):
     window: Any
     weighed: Any
     key: jax.Array
+    memory: PyTree = None
 
     def is_weighed(self, position: Any) -> Any:
         """Return whether the bytes of the message at a position are computed."""
@@ -75,6 +77,7 @@ class Found(NamedTuple):
         probes: what is compared of some (`simfbo.core.watch`).
         finite: whether all messages are finite, where `passed` is None.
         octets: bytes of the coded messages, zero where they are not computed; None without codecs.
+        memory: what the clients remember if their messages count.
     """
 
     total: PyTree
@@ -83,6 +86,21 @@ class Found(NamedTuple):
     probes: Any
     finite: Any = True
     octets: Any = None
+    memory: PyTree = None
+
+
+class Sent(NamedTuple):
+    """What became of a client's step.
+
+    Attributes:
+        message: as it arrives.
+        octets: its bytes; None without codecs.
+        memory: what the client remembers if the message counts.
+    """
+
+    message: PyTree
+    octets: Any
+    memory: PyTree
 
 
 class Sender(NamedTuple):
@@ -96,10 +114,8 @@ class Sender(NamedTuple):
     client_step: ClientStep
     codecs: Codecs | None = None
 
-    def send(
-        self, payload: PyTree, client: Client, place: "Place", weigh: Any = True
-    ) -> tuple[PyTree, Any]:
-        """Return what arrives of a client's message, and its bytes; None without codecs.
+    def send(self, payload: PyTree, client: Client, place: "Place", weigh: Any = True) -> Sent:
+        """Run the client's step and return what arrives of its message.
 
         Args:
             payload: what the client receives.
@@ -107,13 +123,13 @@ class Sender(NamedTuple):
             place: what its code is drawn from.
             weigh: whether the bytes are wanted; otherwise they are zero.
         """
-        message = as_message(self.client_step, self.client_step(payload, client))
+        message, memory = answer(self.client_step, payload, client)
         if self.codecs is None:
-            return message, None
+            return Sent(message, None, memory)
         key = client_key(up_key(place.key), place.client, place.repeat)
         coded = code_message(self.codecs, message, key)
         octets = jax.lax.cond(weigh, coded.weigh, lambda: jnp.zeros(()))
-        return clipped_again(self.client_step, coded.tree), octets
+        return Sent(clipped_again(self.client_step, coded.tree), octets, memory)
 
 
 class Place(NamedTuple):

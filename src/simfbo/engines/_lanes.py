@@ -21,7 +21,7 @@ from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs, Place, Sender
+from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent
 from simfbo.engines.base import slice_for, zeros_for
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
@@ -50,8 +50,8 @@ def compute(program: Program, inputs: Inputs, tau: np.ndarray, present: np.ndarr
 
 
 def _found(sums: PyTree) -> Found:
-    *rest, octets = sums
-    return Found(*rest, octets=octets)
+    *rest, octets, memory = sums
+    return Found(*rest, octets=octets, memory=memory)
 
 
 def _run_lane(wide: bool, program: Program, inputs: tuple[Any, ...]) -> PyTree:
@@ -93,16 +93,17 @@ def _gated_sum(
     assert isinstance(inputs.data, ClientData)
     view = inputs.data
 
-    def message(j: jax.Array | int) -> PyTree:
+    def sent_by(j: jax.Array | int) -> Sent:
         data = view._replace(client=inputs.places[j])
-        client = Client(data, inputs.plan[j], inputs.eta, keys[j])
+        own = jax.tree.map(lambda a: jnp.asarray(a)[j], inputs.memory)
+        client = Client(data, inputs.plan[j], inputs.eta, keys[j], own)
         place = Place(inputs.key, jnp.asarray(inputs.ids)[j], jnp.asarray(inputs.repeats)[j])
         return sender.send(slice_for(inputs.payload, j), client, place, inputs.is_weighed(j))
 
     def add(k: jax.Array, carry: PyTree) -> PyTree:
-        total, squares, passed, probes, octets = carry
+        total, squares, passed, probes, octets, memory = carry
         j = order[k]
-        z, sent = message(j)
+        z, sent, after = sent_by(j)
         own = squared_norms(z)
         ok = within(own, inputs.limit)
         z = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), z)
@@ -114,14 +115,16 @@ def _gated_sum(
         row = (j - inputs.window) % size
         probes = probes.at[row].set(watch.take(probe, z), mode="drop")
         octets = None if octets is None else octets.at[j].set(sent)
-        return total, squares, passed, probes, octets
+        memory = jax.tree.map(lambda rows, row: rows.at[j].set(row), memory, after)
+        return total, squares, passed, probes, octets, memory
 
-    like, _ = jax.eval_shape(message, 0)
+    like = jax.eval_shape(sent_by, 0).message
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
     probe = watch.probe_of(like, size)
     probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
     octets = None if sender.codecs is None else jnp.zeros(size)
-    carry = zeros_for(size, stacked, like), squares, jnp.zeros(size, jnp.int32), probes, octets
+    passed, memory = jnp.zeros(size, jnp.int32), trees.zeros_like(inputs.memory)
+    carry = zeros_for(size, stacked, like), squares, passed, probes, octets, memory
     return jax.lax.fori_loop(start, stop, add, carry)
 
 

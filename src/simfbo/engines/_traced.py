@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from simfbo.core import aggregation, trees, watch
+from simfbo.core import aggregation, memory, trees, watch
 from simfbo.core.codecs.messages import code_payload, down_key, start_of
 from simfbo.core.exchange import Refusal
 from simfbo.core.federation import ClientStep, Federation
@@ -218,6 +218,7 @@ class Traced(_Common):
         row: list[Any],
         number: Any,
         looks: jax.Array,
+        client_memory: PyTree,
     ) -> None:
         """Take the server, the script, and what the round needs.
 
@@ -229,12 +230,15 @@ class Traced(_Common):
             row: what was drawn for this round, by event.
             number: of its first exchange.
             looks: which exchanges are looked at.
+            client_memory: what the clients remember; `self.client_memory` is what they do after the
+                exchanges so far.
         """
         super().__init__(server, fixed)
         self._script, self._data, self._number, self._looks = script, data, number, looks
         self._drawn = iter(row) if script.events else None
         self.notes: list[Noted] = []
         self.usual: Any = jnp.ones((), bool)
+        self.client_memory = client_memory
 
     def _next(self) -> Any:
         return None if self._drawn is None else next(self._drawn)
@@ -303,12 +307,16 @@ class Traced(_Common):
             window=watch.window_start(one.size, self._number + e),
             weighed=None,
             key=key,
+            memory=memory.rows_of(self.client_memory, places),
         )
         sender = Sender(client_step, one.codecs)
         found = _batches.compute(sender, one.like, one.stacked, one.layout, inputs)
         down = None if weigh is None else weigh()
         self.notes.append(Noted(*found[1:4], found.octets, down))
         self.usual &= found.finite
+        if self.client_memory is not None:
+            given = self.client_memory, found.memory, places, found.passed
+            self.client_memory = memory.kept(*given)
         factor = None
         if found.passed is not None:
             admitted = jnp.sum(found.passed.astype(jnp.int32))

@@ -2,19 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import aggregation, gate, trees, watch
+from simfbo.core import aggregation, gate, memory, trees, watch
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Refusal, Request
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Algorithm, Client, ClientStep, WithMemory
 from simfbo.core.gate import Decode, Gate
 from simfbo.core.keys import secret_key
 from simfbo.core.ledger import Ledger, Octets, is_per_client
@@ -67,9 +66,15 @@ class Engine(ABC):
     Attributes:
         start: x0 and y0 of the run, for codecs that are relative to it; the runner sets it.
         suspicions: what stood out in messages since the runner last took them.
-        memory: what later exchanges need to know of earlier ones, as JSON values; replaced, never
+        observed: what later exchanges need to know of earlier ones, as JSON values; replaced, never
             changed. The runner stores it with the checkpoints.
+        client_memory: what the clients remember, with the clients as the first axis of every leaf;
+            None if they remember nothing, or elsewhere. Replaced, never changed, stored likewise.
+        memory_like: what one client remembers, abstract; None if nothing.
+        holds_memory: whether `client_memory` is here.
     """
+
+    holds_memory = True
 
     def __init__(
         self,
@@ -107,7 +112,9 @@ class Engine(ABC):
         self.latest: Exchange | None = None
         self.refusals: list[Refusal] = []
         self.suspicions: list[Suspicion] = []
-        self.memory: Memory = {}
+        self.observed: Memory = {}
+        self.client_memory: PyTree = None
+        self.memory_like: PyTree = None
         self.secret = False
         self._formed: tuple[FederatedData, PyTree] | None = None
 
@@ -120,6 +127,20 @@ class Engine(ABC):
     def p(self) -> np.ndarray:
         """Return the clients' weights p_i."""
         return self.data.p
+
+    def remember(self, algorithm: Algorithm, x0: PyTree, y0: PyTree) -> None:
+        """Let the clients remember what they do before they first take part in an algorithm."""
+        initial = None
+        if algorithm.memory is not None:
+            initial = trees.on_device(algorithm.memory(x0, y0))
+        self.memory_like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), initial)
+        here = self.holds_memory and initial is not None
+        self.client_memory = memory.fresh(initial, self.n) if here else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return how many bytes every client keeps for itself; they are never sent."""
+        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self.memory_like))
 
     @property
     def data_digest(self) -> str | None:
@@ -222,16 +243,23 @@ class Engine(ABC):
         left = int(exchange.admitted.sum())
         if left < max(1, self.gate.min_replies):
             raise TooFewReplies(left, exchange)
+        self.settle(exchange)
         self.observe(exchange, call.cohort.weights, call.plan.norm)
         return found, exchange
 
+    def settle(self, exchange: Exchange) -> None:
+        """Let the clients whose replies count remember what these left behind."""
+        if exchange.memory is not None:
+            given = self.client_memory, exchange.memory, exchange.request.ids, exchange.admitted
+            self.client_memory = _kept(*given)
+
     def observe(self, exchange: Exchange, weights: np.ndarray, norm: np.ndarray) -> None:
         """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
-        before = self.memory.get("watch", {})
+        before = self.observed.get("watch", {})
         after, found_out = watch.observe(before, exchange, weights, norm)
         self.suspicions += found_out
         if after != before:
-            self.memory = {**self.memory, "watch": after}
+            self.observed = {**self.observed, "watch": after}
 
     def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
         """Collect messages, count what was sent, and remember how large they were."""
@@ -244,9 +272,9 @@ class Engine(ABC):
         )  # fmt: skip
         self.latest = exchange
         if self.gate.max_norm == "auto":
-            norms, step = self.memory.get("norms", {}), request.client_step
+            norms, step = self.observed.get("norms", {}), request.client_step
             recent = gate.with_median(norms.get(step, []), gate.median_norm(exchange.squares))
-            self.memory = {**self.memory, "norms": {**norms, step: recent}}
+            self.observed = {**self.observed, "norms": {**norms, step: recent}}
         return found, exchange
 
     def _octets(self, call: Call, exchange: Exchange, replied: int) -> Octets | None:
@@ -261,7 +289,7 @@ class Engine(ABC):
         """Return the gate of the next exchange with a client step; its limit is a number."""
         if self.gate.max_norm != "auto":
             return self.gate
-        recent = self.memory.get("norms", {}).get(client_step, [])
+        recent = self.observed.get("norms", {}).get(client_step, [])
         return self.gate._replace(max_norm=gate.auto_limit(recent))
 
     def stacks(self, call: Call, like: PyTree) -> bool:
@@ -276,17 +304,17 @@ class Engine(ABC):
         """Return what is known of a client step before it runs."""
 
         def build() -> Trace:
-            def step(payload: PyTree, client: Client) -> PyTree:
-                return call.client_step(slice_for(payload, 0), client)
+            def step(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+                return answer(call.client_step, slice_for(payload, 0), client)
 
-            client = Client(self.data.client(0), call.plan[0], call.eta, call.key)
-            jaxpr, reply = jax.make_jaxpr(step, return_shape=True)(call.payload, client)
-            like = jax.eval_shape(partial(as_message, call.client_step), reply)
+            one, like = self.data.client(0), self.memory_like
+            client = Client(one, call.plan[0], call.eta, call.key, like)
+            jaxpr, (like, _) = jax.make_jaxpr(step, return_shape=True)(call.payload, client)
             return Trace(like, cost_of(jaxpr.jaxpr))
 
         if self._formed is None or self._formed[0] is not self.data:
             self._formed = self.data, form(self.data.client(None))
-        rest = form((call.payload, call.plan, call.eta))
+        rest = form((call.payload, call.plan, call.eta, self.memory_like))
         key = jnp.result_type(float), self._formed[1], rest
         return TRACES.get(call.client_step, key, build)
 
@@ -313,8 +341,30 @@ def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:
     return median > 0 and bool((norms > gate.auto_limit([median])).any())
 
 
+def answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    """Run a client step; return its message and what the client remembers after it."""
+    reply = client_step(payload, client)
+    if not isinstance(reply, WithMemory):
+        return as_message(client_step, reply), client.memory
+    return as_message(client_step, reply.message), _as_memory(client_step, reply.memory, client)
+
+
+def _as_memory(client_step: ClientStep, found: PyTree, client: Client) -> PyTree:
+    """Return a new memory as arrays, after a check that it is shaped as the old one."""
+    new, old = jax.tree.map(jnp.asarray, found), jax.tree.map(jnp.asarray, client.memory)
+    if form(new) == form(old):
+        return new
+    step = client_step.__name__
+    if client.memory is None:
+        raise UserError(
+            f"'{step}' returns a memory, but its clients have none: declare it as "
+            "Algorithm(memory=...), and start with `run` or `federation.remember`."
+        )
+    raise UserError(f"'{step}' returns a memory of another shape than Algorithm.memory declares.")
+
+
 def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:
-    """Return a client's reply as arrays, after a check that it can be weighted and added."""
+    """Return a client's message as arrays, after a check that it can be weighted and added."""
     message = jax.tree.map(jnp.asarray, reply)
     for leaf in jax.tree.leaves(message):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -365,6 +415,9 @@ def combined(messages: Sequence[Any], weights: np.ndarray, stacked: bool, like: 
         else:
             total = trees.add_scaled(total, weights[j], message)
     return total
+
+
+_kept = jax.jit(memory.kept)
 
 
 @jax.jit

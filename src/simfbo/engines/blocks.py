@@ -48,6 +48,7 @@ class _Given(NamedTuple):
 
     Attributes:
         state: of the algorithm.
+        memory: what the clients remember.
         numbers: its step sizes.
         data: the clients' data, by exchange.
         fixed: what the server draws alike in every round.
@@ -61,6 +62,7 @@ class _Given(NamedTuple):
     """
 
     state: PyTree
+    memory: PyTree
     numbers: PyTree
     data: PyTree
     fixed: PyTree
@@ -119,6 +121,8 @@ class Blocks:
     ) -> Outcome:
         """Run the rounds first, first + 1, ...: `count`, or as many as a block holds.
 
+        What the clients remember after them is in the engine.
+
         Args:
             state: the algorithm's state.
             root: the key that those of rounds are folded from.
@@ -133,16 +137,18 @@ class Blocks:
         count = len(rounds) if script.events else count
         if not count:
             return Outcome(state, 0, np.zeros(len(limits)), (), [], [])
-        number = self._engine.ledger.total.rounds + 1
+        engine = self._engine
+        number = engine.ledger.total.rounds + 1
         given = _Given(
-            state, self._numbers, self._data, self._fixed,
+            state, engine.client_memory, self._numbers, self._data, self._fixed,
             as_inputs(self._server, rounds, self.length), root, np.int32(number), np.int32(first),
             self._looks(number), np.asarray(limits, jnp.result_type(float)), np.int32(every),
         )  # fmt: skip
-        after, done, norms, notes = self._program(given, np.int32(count))
+        (after, kept), done, norms, notes = self._program(given, np.int32(count))
         if (done := int(done)) < count:  # `after` is the state after an unusual round
-            again = self._program(given, np.int32(done))
-            after, norms = (again[0], again[2]) if done else (state, norms)
+            again, _, found, _ = self._program(given, np.int32(done))
+            (after, kept), norms = (again, found) if done else ((state, given.memory), norms)
+        engine.client_memory = kept
         measured, exchanges = self._notes.unpacked(np.asarray(notes)[:done])
         return Outcome(after, done, np.asarray(norms, float), measured, exchanges, rounds[:done])
 
@@ -243,7 +249,8 @@ def _prepared(
     """Return what runs blocks of rounds, compiled unless it was before; None if that fails."""
     engine = server.engine
     channels = tuple(sorted(algorithm.residuals.items()))
-    shape = form((state, tracing.numbers, server.fixed, engine.data.client(None)))
+    given = state, engine.client_memory, tracing.numbers, server.fixed, engine.data.client(None)
+    shape = form(given)
     key = tracing.form, channels, server.form, shape, jnp.result_type(float), measure
     build = partial(_build, algorithm, tracing, server, state, measure)
     if tracing.form is None:
@@ -273,7 +280,8 @@ def _build(
     count = len(_variables(state))
     rounds = script.draw(server, jax.random.key(0), 1, 1)
     given = _Given(
-        state, tracing.numbers, [engine.data_for(part.layout) for part in script.exchanges], fixed,
+        state, engine.client_memory, tracing.numbers,
+        [engine.data_for(part.layout) for part in script.exchanges], fixed,
         as_inputs(server, rounds, length), jax.random.key(0), np.int32(1), np.int32(1),
         np.zeros((length, len(script.exchanges)), bool),
         np.zeros(count, jnp.result_type(float)), np.int32(1),
@@ -301,23 +309,27 @@ def _block(
     """Run up to `count` rounds.
 
     Returns:
-        The state, how many rounds were as usual, the norms after the last, and a row of notes for
-        every round. `shapes` receives what is in a row.
+        The state and what the clients remember, how many rounds were as usual, the norms after the
+        last, and a row of notes for every round. `shapes` receives what is in a row.
     """
     step = round(given.numbers)
 
-    def one(k: jax.Array, state: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+    def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
         t = given.first + k
         row = jax.tree.map(lambda a: a[k], given.drawn)
         number = given.number + k * len(script.exchanges)
-        federation = Traced(server, given.fixed, script, given.data, row, number, given.looks[k])
+        state, memory = at
+        federation = Traced(
+            server, given.fixed, script, given.data, row, number, given.looks[k], memory
+        )
         view, sums = _listened(federation, channels)
         after = step(state, view, jax.random.fold_in(given.root, t))
         norms = norms_of(after)
         limit = given.limits * jnp.square(t.astype(norms.dtype))
         usual = federation.usual & jnp.all(norms <= limit)
         due = (t % given.every == 0) | (t == 1)
-        return after, usual, norms, (_when(due, measure, sums), federation.notes)
+        notes = _when(due, measure, sums), federation.notes
+        return (after, federation.client_memory), usual, norms, notes
 
     def body(carry: PyTree) -> PyTree:
         k, _, state, _, notes = carry
@@ -326,7 +338,7 @@ def _block(
         return k + usual.astype(jnp.int32), usual, state, norms, notes.at[k].set(flat(found))
 
     zero = jnp.zeros((), jnp.int32)
-    state = jax.tree.map(jnp.asarray, given.state)
+    state = jax.tree.map(jnp.asarray, (given.state, given.memory))
     closed, like = jax.make_jaxpr(one, return_shape=True)(zero, state)
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
     notes = jnp.zeros((length, _Notes.of(like[3]).width))

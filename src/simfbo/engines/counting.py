@@ -18,6 +18,8 @@ from simfbo.engines.base import Call, Engine, zeros_for
 class CountingFederation(Engine):
     """Clients that reply with zeros of the right shape; nothing is computed."""
 
+    holds_memory = False
+
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return zeros shaped like the sum, or the stack, of the cohort's messages."""
         size, like = len(call.cohort.ids), self.like(call)
@@ -60,6 +62,7 @@ def cost(
         federation.data, federation.sampler, federation.local_work, codecs=federation.codecs
     )
     state = algorithm.init(x0, y0)
+    counting.remember(algorithm, x0, y0)
     for key in jax.random.split(jax.random.key(0), iterations):
         algorithm.round(state, counting, key)
     return counting.ledger

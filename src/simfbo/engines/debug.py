@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.codecs.messages import Codecs, encode_message
@@ -19,7 +20,7 @@ from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
 from simfbo.core.watch import probed
 from simfbo.engines._coding import Sent, code_key, really_delivered
-from simfbo.engines.base import Call, Engine, as_message, combined, slice_for
+from simfbo.engines.base import Call, Engine, answer, combined, slice_for
 from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]
@@ -39,12 +40,14 @@ class DebugFederation(Engine):
         """Return the weighted sum, or the stack, of the replies that pass the gate."""
         ids, key = call.cohort.ids, call.key
         absent, repeats = self.absent(key, ids), occurrences(ids)
-        messages = {}
+        messages, after = {}, {}
         for j in np.flatnonzero(~absent).tolist():
             i = int(ids[j])
             own = client_key(key, i, int(repeats[j]))
-            client = Client(self.data.client(i), call.plan[j], call.eta, own)
-            messages[j] = _message(call.client_step, slice_for(call.payload, j), client)
+            kept = jax.tree.map(lambda a, i=i: a[i], self.client_memory)
+            client = Client(self.data.client(i), call.plan[j], call.eta, own, kept)
+            payload = slice_for(call.payload, j)
+            messages[j], after[j] = _answer(call.client_step, payload, client)
         # From a real message: a loss may hold what only runs, and cannot be traced.
         like = next(iter(messages.values()), ())
         request = self.request(call, like)
@@ -61,7 +64,16 @@ class DebugFederation(Engine):
         if call.codecs is not None:  # whatever arrived, decoded or not
             octets = np.array([len(one.arrays) for one in arrived if _is_coded(one)], float)
         seen = probed(found, request)
-        return total, Exchange(request, admitted, squares, refusals, seen, octets)
+        memory = self._rows(after, len(ids))
+        return total, Exchange(request, admitted, squares, refusals, seen, octets, memory)
+
+    def _rows(self, after: dict[int, PyTree], size: int) -> PyTree:
+        """Return what clients remember, by position in a cohort; zeros without a reply."""
+        if self.client_memory is None:
+            return None
+        nothing = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self.client_memory)
+        rows = [after.get(j, nothing) for j in range(size)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
     def _letter(self, call: Call, position: int, message: PyTree) -> Any:
         """Return a message as it travels: as arrays, or coded."""
@@ -78,11 +90,11 @@ def _is_coded(reply: Any) -> bool:
     return isinstance(reply, Reply) and isinstance(reply.arrays, bytes)
 
 
-def _message(client_step: ClientStep, payload: PyTree, client: Client) -> PyTree:
+def _answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
     """Run a client step, and name the client where it fails."""
     try:
         with jax.disable_jit():
-            return as_message(client_step, client_step(payload, client))
+            return answer(client_step, payload, client)
     except UserError:
         raise
     except Exception as error:

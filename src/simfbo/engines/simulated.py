@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from simfbo.core import trees, watch
+from simfbo.core import memory, trees, watch
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs.messages import Codecs
 from simfbo.core.data import FederatedData
@@ -107,9 +107,7 @@ class SimulatedFederation(Engine):
         outcome = exchange_of(request, found, absent, rules)
         return found.total, outcome
 
-    def compute(
-        self, call: Call, stacked: bool, absent: np.ndarray
-    ) -> tuple[PyTree, jax.Array, jax.Array]:
+    def compute(self, call: Call, stacked: bool, absent: np.ndarray) -> Found:
         """Run a cohort.
 
         Args:
@@ -118,10 +116,9 @@ class SimulatedFederation(Engine):
             absent: who computes nothing, and leaves zeros in its position.
 
         Returns:
-            The sum or the stack, the squared norms of all messages and which of them passed.
+            What was found; the clients' memory in this engine does not change.
         """
-        found = self._run(call, stacked, absent, self.gate, 1)
-        return found.total, found.squares, found.passed
+        return self._run(call, stacked, absent, self.gate, 1)
 
     def layout(self, call: Call, always: bool = True) -> Layout | None:
         """Return how to compute a cohort in batches; None where it is computed in lanes.
@@ -177,10 +174,19 @@ class SimulatedFederation(Engine):
             window=np.int32(watch.window_start(len(clients), number)),
             weighed=weighed_positions(call.codecs, absent, number),
             key=call.key,
+            memory=_rows_of(self.client_memory, clients),
         )
         sender = Sender(call.client_step, call.codecs)
         rest = form(
-            (inputs.payload, inputs.data, inputs.weights, inputs.plan, inputs.eta, call.key)
+            (
+                inputs.payload,
+                inputs.data,
+                inputs.weights,
+                inputs.plan,
+                inputs.eta,
+                inputs.memory,
+                call.key,
+            )
         )
         shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest, call.codecs
 
@@ -226,7 +232,7 @@ def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate)
     if found.octets is not None:
         octets = np.asarray(found.octets, float)
         octets = np.where((octets > 0) & ~absent, octets, np.nan)
-    return Exchange(request, admitted, squares, refusals, probed, octets)
+    return Exchange(request, admitted, squares, refusals, probed, octets, found.memory)
 
 
 def _refusals(
@@ -258,6 +264,9 @@ def weighed_positions(codecs: Codecs | None, absent: np.ndarray, number: int) ->
     if not len(present):
         return np.full(_WEIGHED, -1, np.int32)
     return present[(number * _WEIGHED + np.arange(_WEIGHED)) % len(present)].astype(np.int32)
+
+
+_rows_of = jax.jit(memory.rows_of)
 
 
 def number_of(limit: float | None) -> np.ndarray | None:

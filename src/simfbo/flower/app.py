@@ -8,8 +8,8 @@ name.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +22,7 @@ from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.flower.deployment import Deployment, Settings, clients_of, load_shard, run_options
 from simfbo.flower.discovery import LOG
 from simfbo.flower.federation import DistributedFederation
+from simfbo.flower.memory import MEMORY, Both, DiskStore, Store
 from simfbo.flower.node import Node
 from simfbo.flower.transport import HELLO, Envelope, Package, Response
 from simfbo.flower.wire import BadPackage, pack, unpack
@@ -246,10 +247,46 @@ class _NodeApp(ClientApp):
         node, _ = self._held(context)
         loaded = time.perf_counter()
         client_step = message.metadata.message_type.partition(".")[2]
-        response = node.respond(client_step, _package(message.content))
+        response = node.respond(client_step, _package(message.content), partial(_store, context))
         end = time.perf_counter()
         response.settings.update(began=at, load=loaded - begin, compute=end - loaded)
         return Message(_content(response), reply_to=message)
+
+
+class _StateStore:
+    """Memories in Flower's state of a node."""
+
+    def __init__(self, state: RecordDict, run: str) -> None:
+        """Take the state and the name of the run."""
+        self._state, self._run = state, run
+
+    def _name(self, client: int, number: int) -> str:
+        return f"memory {self._run} {client} {number}"
+
+    def numbers(self, client: int) -> list[int]:
+        """Return the versions of a client's memory, ascending."""
+        start = f"memory {self._run} {client} "
+        return sorted(int(name[len(start) :]) for name in self._state if name.startswith(start))
+
+    def read(self, client: int, number: int) -> dict[str, np.ndarray] | None:
+        """Return the arrays of a version; None if it is not there."""
+        record: Any = self._state.get(self._name(client, number))
+        return None if record is None else {name: array.numpy() for name, array in record.items()}
+
+    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+        """Keep a version."""
+        arrays = {name: Array(array) for name, array in memory.items()}
+        self._state[self._name(client, number)] = ArrayRecord(arrays)
+
+    def remove(self, client: int, number: int) -> None:
+        """Forget a version."""
+        self._state.pop(self._name(client, number), None)
+
+
+def _store(context: Context, run: str) -> Store:
+    """Return where the clients of a node remember in a run."""
+    here, folder = _StateStore(context.state, run), context.node_config.get(MEMORY)
+    return Both(here, DiskStore(Path(str(folder)), run)) if folder else here
 
 
 def _message(envelope: Envelope, seconds: float) -> Message:

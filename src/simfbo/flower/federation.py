@@ -7,6 +7,7 @@ Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from secrets import token_hex
 from typing import NamedTuple
 
 import jax
@@ -18,12 +19,13 @@ from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import Reply, admit
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
-from simfbo.core.watch import probed
+from simfbo.core.watch import Suspicion, probed
 from simfbo.engines._coding import Sent, really_delivered
 from simfbo.engines.base import Call, Engine, combined
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent
 from simfbo.flower.discovery import Discovery
+from simfbo.flower.memory import Versions, lost
 from simfbo.flower.node import (
     Code,
     NodeRequest,
@@ -68,6 +70,8 @@ class DistributedFederation(Engine):
             `reach` its app, to `load` data there, to `compute`, and for its reply to come `back`.
             Exact as far as the clocks of server and node agree.
     """
+
+    holds_memory = False
 
     def __init__(self, transport: Transport, plan: Deployment, poll: float = 0.05) -> None:
         """Take what carries the messages and what server and clients agree on.
@@ -139,6 +143,7 @@ class DistributedFederation(Engine):
             self._envelope(call, request, node, positions, adds)
             for node, positions in parts.items()
         ])  # fmt: skip
+        self._note_losses(request, outcome)
         if adds:
             return self._added(request, call.cohort, outcome)
         return self._gated(call, request, stacked, outcome)
@@ -154,20 +159,51 @@ class DistributedFederation(Engine):
         code = None
         if call.sent is not None:
             code = Code(call.sent.data, up_key(call.key), down_key(call.key))
+        ids = call.cohort.ids[positions]
         own = NodeRequest(
             request.number,
             part_of(call.payload, positions),
-            call.cohort.ids[positions],
+            ids,
             call.plan[positions],
             call.eta,
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,
             code,
+            self._versions(ids),
         )
         package = encode_request(own, self._known)
         largest = response_bytes(request.like, len(positions), adds)
         return Envelope(node, request.client_step, package, request.number, largest)
+
+    def _versions(self, ids: np.ndarray) -> Versions | None:
+        """Return from which memories clients go on; None if they remember nothing."""
+        if self.memory_like is None:
+            return None
+        if "memory" not in self.observed:
+            self.observed = {**self.observed, "memory": {"run": token_hex(8), "versions": {}}}
+        known = self.observed["memory"]
+        numbers = [known["versions"].get(str(i), 0) for i in ids.tolist()]
+        return Versions(known["run"], np.array(numbers, np.int64))
+
+    def settle(self, exchange: Exchange) -> None:
+        """Note that the clients whose replies count go on from what these left behind."""
+        if self.memory_like is None:
+            return
+        ids, known = exchange.request.ids, self.observed["memory"]
+        ends = np.append(ids[1:] != ids[:-1], True)
+        now = {str(i): exchange.request.number for i in ids[ends & exchange.admitted].tolist()}
+        versions = {**known["versions"], **now}
+        self.observed = {**self.observed, "memory": {**known, "versions": versions}}
+
+    def _note_losses(self, request: Request, outcome: Outcome) -> None:
+        """Note the clients whose nodes lost what they remembered."""
+        for node, package in outcome.packages.items():
+            if clients := lost(package.settings, request.ids[outcome.parts[node]]):
+                text = f"{_clients(clients)} lost what it remembered and starts anew"
+                self.suspicions.append(
+                    Suspicion("forgot", request.number, request.client_step, clients, 0.0, text)
+                )
 
     def _gated(
         self, call: Call, request: Request, stacked: bool, outcome: Outcome
@@ -294,6 +330,11 @@ class DistributedFederation(Engine):
             elif response.number in hellos:
                 self._discovery.register(hellos[response.number], response)
         return found
+
+
+def _clients(clients: list[int]) -> str:
+    """Return clients in words."""
+    return f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
 
 
 def _require_same_samples(reported: Mapping[int, int], before: Sequence[float]) -> None:

@@ -4,13 +4,14 @@ A node holds one or many clients. It receives a request for its part of a cohort
 the simulated engine, and responds with each client's message or with their weighted sum.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core import trees
 from simfbo.core.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm, ClientStep
@@ -24,6 +25,7 @@ from simfbo.core.trees import as_arrays, names
 from simfbo.engines.base import Call
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
+from simfbo.flower.memory import Store, Versions, keep, recall
 from simfbo.flower.transport import Package
 from simfbo.flower.wire import BadPackage, decode, encode
 from simfbo.runs.files import Json
@@ -58,6 +60,7 @@ class NodeRequest(NamedTuple):
         gate: for a node that adds them up.
         key: of the exchange; None if clients draw their own.
         code: how payload and messages are coded; None for not at all.
+        versions: from which memories the clients go on; None if they remember nothing.
     """
 
     exchange: int
@@ -69,6 +72,7 @@ class NodeRequest(NamedTuple):
     gate: Gate
     key: jax.Array | None
     code: Code | None = None
+    versions: Versions | None = None
 
 
 def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package:
@@ -80,6 +84,8 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         arrays["weights"] = request.weights
     if key is not None:
         arrays["key"] = jax.random.key_data(key)
+    if request.versions is not None:
+        arrays["versions"] = request.versions.numbers
     payload = _leaves("payload", request.payload)
     sliced = any(map(is_per_client, jax.tree.leaves(request.payload, is_leaf=is_per_client)))
     settings: Json = {
@@ -91,6 +97,7 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         "max_norm": request.gate.max_norm,
         "generator": None if key is None else str(jax.random.key_impl(key)),
         "wide": bool(jnp.result_type(float) == jnp.float64),
+        "run": None if request.versions is None else request.versions.run,
     }
     if request.code is not None:
         settings["shapes"] = [[list(leaf.shape), leaf.dtype.name] for leaf in payload.values()]
@@ -156,6 +163,7 @@ def decode_request(
         Gate(settings["max_norm"]),
         key,
         code,
+        None if settings["run"] is None else Versions(settings["run"], arrays["versions"]),
     )
 
 
@@ -170,25 +178,47 @@ class Node:
         codecs: Codecs | None = None,
     ):
         """Take the algorithm with the client steps, what both sides know, the data, the codecs."""
+        self._algorithm = algorithm
         self._client_steps = {step.__name__: step for step in algorithm.client_steps}
         self._known, self._data, self._codecs = known, data, codecs
 
-    def respond(self, client_step: str, package: Package) -> Package:
-        """Return the response to a request."""
-        with jax.enable_x64(package.settings["wide"]):
-            request = decode_request(package, self._known, self._codecs)
-            found = self._compute(self._client_steps[client_step], request)
-            return Package({"exchange": request.exchange}, found)
+    def respond(
+        self, client_step: str, package: Package, store: Callable[[str], Store] | None = None
+    ) -> Package:
+        """Return the response to a request.
 
-    def _compute(self, client_step: ClientStep, request: NodeRequest) -> dict[str, np.ndarray]:
-        """Return the messages of a request's clients, or their sum with norms and admissions."""
+        Args:
+            client_step: the name of the client step.
+            package: the request.
+            store: (the name of a run) -> where clients remember.
+        """
+        with jax.enable_x64(package.settings["wide"]):
+            request, memory = decode_request(package, self._known, self._codecs), None
+            if request.versions is not None and store is not None:
+                memory = store(request.versions.run)
+            settings: Json = {"exchange": request.exchange}
+            found = self._compute(self._client_steps[client_step], request, memory, settings)
+            return Package(settings, found)
+
+    def _compute(
+        self, client_step: ClientStep, request: NodeRequest, store: Store | None, settings: Json
+    ) -> dict[str, np.ndarray]:
+        """Return the messages of a request's clients, or their sum with norms and admissions.
+
+        Clients that lost their memory are listed in `settings`.
+        """
         each, size = request.weights is None, len(request.ids)
         rules = Gate(open=True) if each else request.gate
         engine = SimulatedFederation(self._data, gate=rules, strategy="lanes")
+        if store is not None:
+            self._recall(engine, request, store, settings)
         # Padded to a power of two, so that few sizes have to be compiled.
         pad = np.minimum(np.arange(_power_of_two(size)), size - 1)
         absent = np.arange(len(pad)) >= size
-        found, squares, passed = engine.compute(self._call(client_step, request, pad), each, absent)
+        outcome = engine.compute(self._call(client_step, request, pad), each, absent)
+        found = outcome.total
+        if store is not None:
+            _keep(outcome.memory, request, store)
         arrays = {"ids": request.ids}
         if each:
             found = jax.tree.map(lambda stack: np.asarray(stack)[:size], found)
@@ -196,9 +226,29 @@ class Node:
             if request.code is not None:
                 return arrays | self._coded(request, request.code, found)
         else:
-            arrays["squares"] = np.asarray(squares, np.float64)[:size]
-            arrays["passed"] = np.asarray(passed)[:size] > 0
+            arrays["squares"] = np.asarray(outcome.squares, np.float64)[:size]
+            arrays["passed"] = np.asarray(outcome.passed)[:size] > 0
         return arrays | {_MESSAGE + name: array for name, array in as_arrays(found).items()}
+
+    def _recall(
+        self, engine: SimulatedFederation, request: NodeRequest, store: Store, settings: Json
+    ) -> None:
+        """Let the clients of a request remember what they did when the server says."""
+        assert request.versions is not None
+        engine.remember(self._algorithm, self._known["x"], self._known["y"])
+        initial = jax.tree.map(lambda a: np.asarray(a[0]), engine.client_memory)
+        held = jax.tree.map(np.array, engine.client_memory)
+        places, gone = self._positions(request.ids), []
+        for i, place, number in zip(request.ids, places, request.versions.numbers, strict=True):
+            own = recall(store, int(i), int(number), initial)
+            if own is None:
+                gone.append(int(i))
+                continue
+            for stack, row in zip(jax.tree.leaves(held), jax.tree.leaves(own), strict=True):
+                stack[place] = row
+        engine.client_memory = trees.on_device(held)
+        if gone:
+            settings["lost"] = sorted(set(gone))
 
     def _coded(self, request: NodeRequest, code: Code, found: PyTree) -> dict[str, np.ndarray]:
         """Return the messages of a request's clients, coded: their lengths, and all bytes."""
@@ -226,6 +276,17 @@ class Node:
             missing = ids[~np.isin(ids, self._data.ids)]
             raise UserError(f"This node does not hold client {missing[0]}.")
         return np.searchsorted(self._data.ids, ids)
+
+
+def _keep(rows: PyTree, request: NodeRequest, store: Store) -> None:
+    """Keep what the clients of a request remember after it, of each what its last reply left."""
+    assert request.versions is not None
+    ids, numbers = request.ids.tolist(), request.versions.numbers.tolist()
+    stacks = jax.tree.map(np.asarray, rows)
+    for j, i in enumerate(ids):
+        if i not in ids[j + 1 :]:
+            own = jax.tree.map(lambda stack, j=j: stack[j], stacks)
+            keep(store, i, numbers[j], request.exchange, own)
 
 
 def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:

@@ -36,7 +36,8 @@ class Progress(NamedTuple):
         written: size of the history in bytes.
         sizes: the norms of x, y and v at the start or after the first round, at least 1.
         residuals: what was seen of them (`simfbo.runs.verdict`).
-        memory: what the federation remembers of earlier exchanges, as JSON values.
+        observed: what the federation knows of earlier exchanges, as JSON values.
+        client_memory: what the clients remember; None if nothing.
     """
 
     round: int
@@ -48,7 +49,13 @@ class Progress(NamedTuple):
     written: int = 0
     sizes: Sequence[float] = ()
     residuals: Mapping[str, Any] = MappingProxyType({})
-    memory: Mapping[str, Any] = MappingProxyType({})
+    observed: Mapping[str, Any] = MappingProxyType({})
+    client_memory: PyTree = None
+
+    @property
+    def arrays(self) -> PyTree:
+        """Return all arrays of it, as they are stored."""
+        return self.state if self.client_memory is None else (self.state, self.client_memory)
 
 
 class RunLog:
@@ -162,7 +169,7 @@ class RunLog:
             return
         self._open.sync()
         manifest = self._manifest(progress)
-        checkpoint.save(self._directory, progress.round, progress.state, manifest)
+        checkpoint.save(self._directory, progress.round, progress.arrays, manifest)
         self._saved_at, self._saved_round = time.monotonic(), progress.round
 
     def end(self, end: Json, verdict: Json | None = None) -> History:
@@ -200,7 +207,7 @@ class RunLog:
             "written": at.written,
             "sizes": list(at.sizes),
             "residuals": dict(at.residuals),
-            "memory": dict(at.memory),
+            "observed": dict(at.observed),
             "history": hashlib.sha256(self._stored_history()[: at.written]).hexdigest(),
         }
 
@@ -225,10 +232,11 @@ class RunLog:
             total, by_step = manifest["ledger"]["total"], manifest["ledger"]["by_step"]
             ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_step.items()})
             spent = manifest["seconds"], manifest["cpu_seconds"]
-            state = checkpoint.restore(found.arrays, first.state)
+            arrays = checkpoint.restore(found.arrays, first.arrays)
+            state, kept = (arrays, None) if first.client_memory is None else arrays
             numbers = manifest["refused"], *spent, manifest["written"]
-            numbers += manifest["sizes"], manifest["residuals"], manifest["memory"]
-            return Progress(manifest["round"], state, ledger, *numbers), part
+            numbers += manifest["sizes"], manifest["residuals"], manifest["observed"]
+            return Progress(manifest["round"], state, ledger, *numbers, kept), part
 
         return read
 

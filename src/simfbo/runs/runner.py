@@ -132,7 +132,8 @@ def run(
     if getattr(federation, "codecs", None) is not None:
         engine.start = Point(*trees.on_device((x0, y0)))
     log = RunLog(folder, header, checkpoint_seconds)
-    first = Progress(-1, first_state, federation.ledger.copied())
+    kept = _first_memory(algorithm, federation, x0, y0)
+    first = Progress(-1, first_state, federation.ledger.copied(), client_memory=kept)
     residuals = Residuals(algorithm, federation, rounds)
     callbacks = _Callbacks(on_round, on_progress, until)
     job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion)
@@ -151,6 +152,19 @@ def _require_arrays(name: str, state: PyTree) -> None:
                 f"The state of {name} holds a {kind}, which cannot be saved: use arrays (for a "
                 "random key, its key_data)."
             )
+
+
+def _first_memory(algorithm: Algorithm, federation: Any, x0: PyTree, y0: PyTree) -> PyTree:
+    """Let the clients forget earlier runs; return what they remember, if that is kept here."""
+    if hasattr(federation, "remember"):
+        federation.remember(algorithm, x0, y0)
+        return federation.client_memory
+    if algorithm.memory is not None:
+        raise UserError(
+            f"The clients of {algorithm.name} remember, and this federation has no `remember`: use "
+            "an engine of simfbo."
+        )
+    return None
 
 
 class _Callbacks(NamedTuple):
@@ -195,8 +209,8 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     job.federation.ledger.by_step = dict(at.ledger.by_step)
     _take_refusals(job, 0)  # those of an earlier run on the same federation
     _take_suspicions(job, 0)
-    engine: Any = job.federation  # which has a memory, unless it is somebody's own
-    engine.memory = at.memory
+    engine: Any = job.federation  # which observes, unless it is somebody's own
+    engine.observed, engine.client_memory = at.observed, at.client_memory
     one_by_one = job.callbacks.on_round is not None
     pace = Pace(job.algorithm, job.federation, seed, job.rounds, job.every, one_by_one)
     over = False
@@ -276,7 +290,8 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
         job.log.add("record"),
         sizes,
         step.seen,
-        getattr(job.federation, "memory", {}),
+        getattr(job.federation, "observed", {}),
+        getattr(job.federation, "client_memory", None),
     )
     latest = getattr(job.federation, "latest", None)
     end = exploded(list(_variables(step.state)), norms, sizes, job.explosion, t, latest)

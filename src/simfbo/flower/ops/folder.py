@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simfbo.errors import UserError
+from simfbo.flower.memory import MEMORY
 from simfbo.flower.ops import certificates
 
 
@@ -97,6 +98,10 @@ class Layout(NamedTuple):
     def operators(self) -> Path:
         """Return the folder of operators' keys."""
         return self.folder / "operators"
+
+    def memory(self, node: int) -> Path:
+        """Return the folder in which a node keeps what its clients remember."""
+        return self.folder / "memory" / f"node-{node}"
 
     def key(self, node: int) -> Path:
         """Return a node's private key."""
@@ -224,7 +229,8 @@ def _supernode(layout: Layout, setup: Setup, node: int) -> Process:
     trust = _trust(layout, setup)
     if not setup.insecure:
         trust += ["--auth-supernode-private-key", str(layout.key(node))]
-    settings = f"partition-id={node - 1} num-partitions={setup.parts} {setup.node_config}".strip()
+    own = f"partition-id={node - 1} num-partitions={setup.parts}"
+    settings = f"{own} {setup.node_config} {_memory(layout.memory(node))}"
     where = ["--superlink", setup.address, "--host", "127.0.0.1"]
     where += ["--port", str(setup.base_port + node)]
     rest = ["--isolation", "process", "--node-config", settings]
@@ -232,6 +238,12 @@ def _supernode(layout: Layout, setup: Setup, node: int) -> Process:
     if setup.only_apps:
         program += ["--only-apps", ",".join(setup.only_apps)]
     return Process(f"node-{node}", [*program, *where, *trust, *rest, *_secret(layout)])
+
+
+def _memory(folder: Path) -> str:
+    """Return the setting that names a node's folder; Flower's settings have two kinds of quotes."""
+    mark = '"' if "'" in str(folder) else "'"
+    return f"{MEMORY}={mark}{folder.absolute()}{mark}"
 
 
 def _node_exec(layout: Layout, setup: Setup, node: int) -> Process:

@@ -1,0 +1,133 @@
+"""The laws that an algorithm must obey, as checks to run on your own algorithm.
+
+A law is a function that takes an algorithm's factory, tries it on small quadratics with a closed
+form in double precision, and returns a number that must not exceed a limit. A method that breaks a
+law by construction declares it in `Algorithm.known_violations`; then the check demands that it
+does break the law.
+
+The factory is called as `factory(problem, local, server)` with step sizes for x, y and v:
+the clients' and the server's.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from simfbo.checks._law import GAMMA, Factory, Law, small_task
+from simfbo.checks._laws import LAWS, SINGLE_LOOP_LAWS
+from simfbo.checks._memory_laws import MEMORY_LAWS
+from simfbo.core.codecs import Codec
+from simfbo.core.codecs import laws as codec_laws
+
+__all__ = [
+    "CODEC_LAWS",
+    "LAWS",
+    "MEMORY_LAWS",
+    "SINGLE_LOOP_LAWS",
+    "CheckError",
+    "Finding",
+    "Law",
+    "check_algorithm",
+    "check_codec",
+    "describe",
+    "examine",
+    "remembers",
+]
+
+CODEC_LAWS = codec_laws.CODEC_LAWS
+"""The laws that codecs must obey; see `check_codec`."""
+
+
+class Finding(NamedTuple):
+    """The outcome of one law.
+
+    Attributes:
+        law: which law.
+        measured: the number measured.
+        passed: whether the law holds, or is violated as declared.
+        violation: the reason, if the algorithm declares that it violates the law.
+    """
+
+    law: Law
+    measured: float
+    passed: bool
+    violation: str | None
+
+
+class CheckError(AssertionError):
+    """An algorithm broke laws; the message lists them."""
+
+
+def check_algorithm(factory: Factory, laws: Sequence[Law] | None = None) -> list[Finding]:
+    """Test an algorithm against laws; raise `CheckError` if one is broken.
+
+    Args:
+        factory: called as `factory(problem, local, server)`; returns the algorithm.
+        laws: which to test; `LAWS` by default. `SINGLE_LOOP_LAWS` hold for SimFBO's family.
+
+    Returns:
+        A finding per law, with the number measured.
+
+    Example:
+        >>> from simfbo.algorithms import simfbo
+        >>> [finding.passed for finding in check_algorithm(simfbo, [LAWS[0]])]
+        [True]
+    """
+    findings = [examine(factory, law) for law in (LAWS if laws is None else laws)]
+    broken = [f for f in findings if not f.passed]
+    if broken:
+        raise CheckError("\n".join(map(describe, broken)))
+    return findings
+
+
+def check_codec(codec: Codec) -> dict[str, float]:
+    """Test a codec against `CODEC_LAWS`; raise `CheckError` if it breaks one.
+
+    A codec that says it is biased must break the law "unbiased", and does.
+
+    Args:
+        codec: the codec.
+
+    Returns:
+        The number measured for each law, by name.
+
+    Example:
+        >>> from simfbo import codecs
+        >>> check_codec(codecs.float32())["variance"]
+        0.0
+    """
+    found = {law.name: law.measure(codec) for law in CODEC_LAWS}
+    broken = [
+        f"{law.name}: {law.says} (measured {found[law.name]:.2g}, limit {law.limit:.2g})."
+        for law in CODEC_LAWS
+        if (found[law.name] <= law.limit) == (law.name == "unbiased" and not codec.unbiased)
+    ]
+    if broken:
+        raise CheckError("\n".join(broken))
+    return found
+
+
+def remembers(factory: Factory) -> bool:
+    """Return whether the clients of an algorithm remember."""
+    return factory(small_task().problem, GAMMA, GAMMA).memory is not None
+
+
+def examine(factory: Factory, law: Law) -> Finding:
+    """Test an algorithm against one law."""
+    with jax.enable_x64(True):
+        violation = factory(small_task().problem, GAMMA, GAMMA).known_violations.get(law.name)
+        measured = float(law.measure(factory))
+    holds = bool(measured <= law.limit)
+    return Finding(law, measured, holds if violation is None else not holds, violation)
+
+
+def describe(finding: Finding) -> str:
+    """Describe a finding in one sentence."""
+    law = finding.law
+    numbers = f"measured {finding.measured:.2g}, limit {law.limit:.2g}"
+    if finding.violation and not finding.passed:
+        return f"{law.name}: declared as violated ({finding.violation}) but it holds ({numbers})."
+    if finding.violation:
+        return f"{law.name}: violated as declared: {finding.violation} ({numbers})."
+    return f"{law.name}: {law.says} ({numbers})."

@@ -1,0 +1,239 @@
+"""The laws of algorithms; each measure takes a factory and returns a number."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.checks._law import (
+    GAMMA,
+    LARGE,
+    MEDIUM,
+    SMALL,
+    Factory,
+    Law,
+    exactly,
+    gap,
+    run_rounds,
+    small_task,
+    variables,
+)
+from simfbo.core import trees
+from simfbo.core.local_work import constant, fixed, uniform
+from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core.sampling import Sampler, everyone, without_replacement
+from simfbo.engines.counting import cost
+from simfbo.engines.debug import DebugFederation
+from simfbo.engines.simulated import SimulatedFederation
+from simfbo.tasks._quadratic import random_quadratic
+
+
+def repeatable(factory: Factory) -> float:
+    """Return how much two runs with the same keys differ."""
+    task = small_task(samples=6, noise=1.0, batch_size=2)
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    start = algorithm.init(task.x0, task.y0)
+    kept = jax.tree.map(np.array, start)
+    runs = [
+        run_rounds(
+            algorithm,
+            SimulatedFederation(task.data, without_replacement(2), uniform(1, 3)),
+            task,
+            3,
+            start,
+        )
+        for _ in range(2)
+    ]
+    return max(gap(*runs), gap(start, kept))
+
+
+def engines_agree(factory: Factory) -> float:
+    """Return how much the compiled and the debug engine differ after two rounds."""
+    task = small_task(samples=6, noise=1.0, batch_size=2)
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    parts = (task.data, without_replacement(2), uniform(1, 3))
+    return gap(
+        *(
+            run_rounds(algorithm, engine(*parts), task, 2)
+            for engine in (SimulatedFederation, DebugFederation)
+        )
+    )
+
+
+def ledger_is_cost(factory: Factory) -> float:
+    """Return by how many floats and rounds three iterations differ from three times the cost."""
+    task = small_task()
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    federation = SimulatedFederation(task.data, without_replacement(2))
+    expected = cost(algorithm, federation, task.x0, task.y0).total
+    run_rounds(algorithm, federation, task, 3)
+    got = federation.ledger.total
+    fields = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+    return max(abs(getattr(got, name) - 3 * getattr(expected, name)) for name in fields)
+
+
+def any_pytree(factory: Factory) -> float:
+    """Return how much the iterates change when x and y come as nested pytrees."""
+    task = small_task()
+
+    def flat(tree: PyTree) -> PyTree:
+        return jnp.concatenate(jax.tree.leaves(tree))
+
+    def nested(vector: Any) -> PyTree:
+        return {"a": vector[:1], "b": (vector[1:],)}
+
+    wrapped = BilevelProblem(
+        *(lambda x, y, batch, f=f: f(flat(x), flat(y), batch) for f in task.problem[:2])
+    )
+    other = task._replace(problem=wrapped, x0=nested(task.x0), y0=nested(task.y0))
+    ends = [
+        run_rounds(factory(t.problem, GAMMA, GAMMA), SimulatedFederation(t.data), t, 3)
+        for t in (task, other)
+    ]
+    plain, tree = map(variables, ends)
+    return gap(plain, tuple(map(flat, tree)))
+
+
+def identical_clients(factory: Factory) -> float:
+    """Return how much sampling changes the iterates where all clients are the same."""
+    task = small_task(heterogeneity=0.0)
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    samplers = (everyone(), without_replacement(2))
+    runs = [run_rounds(algorithm, SimulatedFederation(task.data, s), task, 5) for s in samplers]
+    return gap(*map(variables, runs))
+
+
+def sends_changes(factory: Factory) -> float:
+    """Return how far a cohort whose weights do not sum to one throws a converged state."""
+    task = small_task(heterogeneity=0.0, p=np.arange(1, 6))
+    algorithm = factory(task.problem, LARGE, LARGE)
+    everybody, few = (
+        SimulatedFederation(task.data, s) for s in (everyone(), without_replacement(2))
+    )
+    solved = run_rounds(algorithm, everybody, task, 100)
+    after = run_rounds(algorithm, few, task, 3, solved, everybody)
+    return gap(variables(solved), variables(after))
+
+
+def finds_solution(factory: Factory) -> float:
+    """Return the distance from the closed form on clients that differ, one local step each."""
+    task = small_task()
+    algorithm = factory(task.problem, LARGE, LARGE)
+    return task.evaluate(run_rounds(algorithm, SimulatedFederation(task.data), task, 60))["x_error"]
+
+
+def unequal_local_work(factory: Factory) -> float:
+    """Return the distance from the closed form where clients take 1 to 9 small local steps."""
+    task = small_task()
+    algorithm = factory(task.problem, SMALL, MEDIUM)
+    federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
+    return task.evaluate(run_rounds(algorithm, federation, task, 100))["x_error"]
+
+
+def is_soba(factory: Factory) -> float:
+    """Return the distance from centralised SOBA, written in NumPy, after 20 iterations."""
+    quadratic = random_quadratic(5, 3, 4, 1.0, seed=1)
+    task, m = quadratic.task(), quadratic.closed_form()
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    state = run_rounds(algorithm, SimulatedFederation(task.data), task, 20)
+    x, y, v = np.zeros(3), np.zeros(4), np.zeros(4)
+    for _ in range(20):
+        d_y, d_v = m.A @ y - m.B @ x - m.c, m.A @ v - m.C @ y + m.Ct
+        d_x = m.D @ x - m.Ds + m.B.T @ v
+        x, y, v = x - GAMMA.x * d_x, y - GAMMA.y * d_y, v - GAMMA.v * d_v
+    return gap((x, y, v), variables(state))
+
+
+def one_step_ignores_eta(factory: Factory) -> float:
+    """Return how much the local step sizes matter where clients take one local step."""
+    task = small_task()
+    ends = [
+        run_rounds(
+            factory(task.problem, Point(x=e, y=e, v=e), GAMMA),
+            SimulatedFederation(task.data),
+            task,
+            5,
+        )
+        for e in (1e-3, 0.5)
+    ]
+    return gap(*map(variables, ends))
+
+
+def sampling_unbiased(factory: Factory) -> float:
+    """Return how far the mean over all cohorts of two is from everyone taking part."""
+    task = small_task(p=np.arange(1, 6))
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    before = SimulatedFederation(task.data)
+    start = run_rounds(algorithm, before, task, 3)
+
+    def after(sampler: Sampler) -> tuple[PyTree, ...]:
+        federation = SimulatedFederation(task.data, sampler, constant(3))
+        return variables(run_rounds(algorithm, federation, task, 1, start, before))
+
+    pairs = [after(exactly(ids)) for ids in itertools.combinations(range(5), 2)]
+    mean = trees.scale(1 / len(pairs), jax.tree.map(lambda *leaves: sum(leaves), *pairs))
+    return gap(mean, after(everyone()))
+
+
+def drift_is_linear(factory: Factory) -> float:
+    """Return how far from 2 the bias falls when eta is halved, at worst over four halvings."""
+    task = small_task()
+    federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
+    ends = []
+    for eta in 0.02 * 0.5 ** np.arange(6):
+        algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), MEDIUM)
+        ends.append(np.asarray(run_rounds(algorithm, federation, task, 150).x))
+    falls = np.linalg.norm(np.diff(np.stack(ends), axis=0), axis=1)
+    if falls.max() < 1e-12:
+        return 0.0  # there is none
+    return float(np.abs(falls[:-1] / falls[1:] - 2).max())
+
+
+def exact_at_any_step(factory: Factory) -> float:
+    """Return the largest distance from (x*, y*, v*) for three local step sizes, unequal work."""
+    quadratic = random_quadratic(5, 3, 4, 1.0, seed=1)
+    task, truth = quadratic.task(), quadratic.closed_form()
+    x = truth.x()
+    best = x, truth.y(x), truth.v(x)
+    federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
+    gaps = []
+    for eta in (0.001, 0.01, 0.06):
+        algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), MEDIUM)
+        gaps.append(gap(best, variables(run_rounds(algorithm, federation, task, 500))))
+    return max(gaps)
+
+
+LAWS = (
+    Law("repeatable", "the same keys must give the same iterates", repeatable, 0.0),
+    Law("engines agree", "compiled and debug engine must agree", engines_agree, 1e-10),
+    Law("ledger is cost", "every iteration must send what `cost` says", ledger_is_cost, 0.0),
+    Law("any pytree", "x and y may be any pytrees", any_pytree, 1e-12),
+    Law(
+        "identical clients", "sampling identical clients changes nothing", identical_clients, 1e-10
+    ),
+    Law("sends changes", "clients must send changes, not iterates", sends_changes, 1e-4),
+    Law("finds the solution", "it must reach the closed form", finds_solution, 1e-3),
+    Law(
+        "unequal local work",
+        "unequal local work must not move the solution",
+        unequal_local_work,
+        1e-2,
+    ),
+)
+"""The laws that every algorithm must obey, or declare in `known_violations`."""
+
+SINGLE_LOOP_LAWS = (
+    Law("centralised SOBA", "one local step by everyone must be SOBA", is_soba, 1e-12),
+    Law("eta at one step", "with one local step eta must not matter", one_step_ignores_eta, 1e-12),
+    Law("unbiased sampling", "the mean over cohorts must be everyone", sampling_unbiased, 1e-12),
+    Law("linear drift", "halving eta must halve the drift's bias", drift_is_linear, 0.3),
+    Law(
+        "exact at any local step",
+        "the solution must be a fixed point for any eta and unequal local work",
+        exact_at_any_step,
+        1e-12,
+    ),
+)
+"""Further laws, for single-loop methods with steps of clients and server, as SimFBO."""

@@ -1,0 +1,103 @@
+"""The laws of what clients remember; each measure takes a factory and returns a number."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.checks._law import (
+    GAMMA,
+    MEDIUM,
+    SMALL,
+    Factory,
+    Law,
+    exactly,
+    gap,
+    run_rounds,
+    small_task,
+    variables,
+)
+from simfbo.core.local_work import fixed, uniform
+from simfbo.core.problem import PyTree
+from simfbo.core.sampling import without_replacement
+from simfbo.engines.base import Engine
+from simfbo.engines.debug import DebugFederation
+from simfbo.engines.simulated import SimulatedFederation
+from simfbo.tasks._quadratic import random_quadratic
+
+
+def memory_moves_when_asked(factory: Factory) -> float:
+    """Return how much the memory of clients changes that were not asked."""
+    task = small_task()
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    federation = SimulatedFederation(task.data, exactly((1, 3)), fixed([1, 2, 3, 5, 9]))
+    start = run_rounds(algorithm, federation, task, 1)
+    before = federation.client_memory
+    run_rounds(algorithm, federation, task, 2, start, federation)
+    return _gap_of_clients(before, federation.client_memory, [0, 2, 4])
+
+
+def refused_changes_nothing(factory: Factory) -> float:
+    """Return how much the memory of a client changes whose replies are not finite."""
+    task = small_task()
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    federation = DebugFederation(task.data)
+    federation.wire = lambda replies: [_spoilt(one) if one.client == 2 else one for one in replies]
+    state = run_rounds(algorithm, federation, task, 0)
+    before = federation.client_memory
+    run_rounds(algorithm, federation, task, 2, state, federation)
+    return _gap_of_clients(before, federation.client_memory, [2])
+
+
+def order_does_not_matter(factory: Factory) -> float:
+    """Return how much iterates and memories change when the clients are numbered otherwise."""
+    quadratic, order = random_quadratic(5, 3, 4, 1.0, seed=1), np.array([3, 0, 4, 1, 2])
+    tau, p = np.array([1, 2, 3, 5, 9]), np.arange(1, 6)
+    ends = []
+    for by in (np.arange(5), order):
+        task = quadratic._make(a[by] for a in quadratic).task(p[by])
+        federation = SimulatedFederation(task.data, local_work=fixed(tau[by].tolist()))
+        algorithm = factory(task.problem, SMALL, MEDIUM)
+        state = run_rounds(algorithm, federation, task, 3)
+        back = jax.tree.map(lambda a, by=by: a[np.argsort(by)], federation.client_memory)
+        ends.append((variables(state), back))
+    return gap(*ends)
+
+
+def resumes_exactly(factory: Factory) -> float:
+    """Return how much a run differs that goes on from its state and its clients' memory."""
+    task = small_task(samples=6, noise=1.0, batch_size=2)
+
+    def federation() -> Engine:
+        return SimulatedFederation(task.data, without_replacement(2), uniform(1, 3))
+
+    whole, cut, again = federation(), federation(), federation()
+    algorithm = factory(task.problem, GAMMA, GAMMA)
+    state = run_rounds(algorithm, whole, task, 3)
+    half = jax.tree.map(jnp.array, run_rounds(algorithm, cut, task, 3))
+    ends = run_rounds(algorithm, whole, task, 3, state, whole), whole.client_memory
+    fresh = factory(task.problem, GAMMA, GAMMA)
+    resumed = run_rounds(fresh, again, task, 3, half, cut), again.client_memory
+    return gap(ends, resumed)
+
+
+def _spoilt(reply: Any) -> Any:
+    """Return a reply that is not finite."""
+    return reply._replace(arrays={name: np.nan * a for name, a in reply.arrays.items()})
+
+
+def _gap_of_clients(before: PyTree, after: PyTree, clients: list[int]) -> float:
+    """Return how much the memory of some clients changed."""
+    rows = [jax.tree.map(lambda a: a[np.array(clients)], tree) for tree in (before, after)]
+    return gap(*rows) if jax.tree.leaves(rows) else 0.0
+
+
+MEMORY_LAWS = (
+    Law("asked", "only clients that are asked change what they remember", memory_moves_when_asked,
+        0.0),
+    Law("refused", "a refused reply leaves the memory as it was", refused_changes_nothing, 0.0),
+    Law("order", "how clients are numbered must not matter", order_does_not_matter, 1e-12),
+    Law("resumed", "state and memory must be all that a run goes on from", resumes_exactly, 0.0),
+)  # fmt: skip
+"""Further laws, for methods whose clients remember (`Algorithm.memory`)."""

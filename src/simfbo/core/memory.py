@@ -1,0 +1,56 @@
+"""What clients remember from one exchange to the next: one array per leaf, client after client.
+
+The engines on this machine keep it here; on other machines every node keeps that of its clients
+(`simfbo.flower.memory`).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import trees
+from simfbo.core.problem import PyTree
+
+Rows = Any  # of clients: an array of NumPy's outside of a trace, of JAX's inside
+
+
+def fresh(initial: PyTree, clients: int) -> PyTree:
+    """Return the memory of clients that took part in nothing yet: all the same.
+
+    Args:
+        initial: what each of them remembers.
+        clients: how many there are.
+
+    Example:
+        >>> fresh({"y": np.zeros(2)}, 3)["y"].shape
+        (3, 2)
+    """
+    return trees.on_device(
+        jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], clients, 0), initial)
+    )
+
+
+def rows_of(memory: PyTree, ids: Rows) -> PyTree:
+    """Return the memory of some clients, by position in `ids`."""
+    return jax.tree.map(lambda a: jnp.asarray(a)[ids], memory)
+
+
+def kept(memory: PyTree, rows: PyTree, ids: Rows, admitted: Rows | None) -> PyTree:
+    """Return the memory after an exchange.
+
+    A client that was sampled more than once keeps what its last reply leaves behind.
+
+    Args:
+        memory: before the exchange, of all clients.
+        rows: after it, by position in the cohort.
+        ids: the cohort, ascending.
+        admitted: whose replies count, by position; None for all of them.
+    """
+    count = len(jax.tree.leaves(memory)[0])
+    ids = jnp.asarray(ids)
+    ends = jnp.append(ids[1:] != ids[:-1], True)
+    keeps = ends if admitted is None else ends & jnp.asarray(admitted)
+    places = jnp.where(keeps, ids, count)
+    return jax.tree.map(lambda a, b: a.at[places].set(b, mode="drop"), memory, rows)

@@ -1,0 +1,179 @@
+"""What the clients of a node remember: versions, of which the server names the one to go on from.
+
+A node cannot know whether a reply of its clients will count, so it keeps what they remember after
+an exchange under the number of that exchange, and the server says with every request which of these
+the client goes on from: that of the last exchange in which its reply counted. A run that is resumed
+names the same ones again. The memory itself never leaves the node.
+
+It is kept in Flower's state of the node, which lives as long as the node's process, and, if the
+node's settings name a folder (`memory`), on disk.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from simfbo.core.problem import PyTree
+from simfbo.core.trees import as_arrays
+from simfbo.errors import UserError
+from simfbo.runs import checkpoint
+from simfbo.runs.checkpoint import DamagedError
+from simfbo.runs.files import write_atomic
+
+MEMORY = "memory"  # the node's setting that names a folder
+_OLDER = 1  # versions kept besides the one in use: the server may go back by a checkpoint
+_RUNS = 4  # of which memories are kept on disk
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+
+
+class Versions(NamedTuple):
+    """From which memories a request's clients go on.
+
+    Attributes:
+        run: a random name of the run.
+        numbers: the exchange after which the memory was kept, by position; 0 for none yet.
+    """
+
+    run: str
+    numbers: np.ndarray
+
+
+class Store(Protocol):
+    """Where memories are kept, by client and number of the exchange."""
+
+    def numbers(self, client: int) -> list[int]:
+        """Return the versions of a client's memory, ascending."""
+        ...
+
+    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+        """Return the arrays of a version; None if it is not there."""
+        ...
+
+    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+        """Keep a version."""
+        ...
+
+    def remove(self, client: int, number: int) -> None:
+        """Forget a version."""
+        ...
+
+
+class DiskStore:
+    """Memories of one run in files, a folder per run; the oldest of several runs is removed."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        """Take the node's folder and the name of the run."""
+        require_name(run)
+        self._folder = folder / run
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, mode=0o700)
+            others = sorted((path for path in folder.iterdir() if _TOKEN.fullmatch(path.name)),
+                            key=lambda path: path.stat().st_mtime)  # fmt: skip
+            for old in others[:-_RUNS]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _file(self, client: int, number: int) -> Path:
+        return self._folder / f"{client}-{number:010d}.npz"
+
+    def numbers(self, client: int) -> list[int]:
+        """Return the versions of a client's memory, ascending."""
+        found = self._folder.glob(f"{client}-*.npz")
+        return sorted(int(path.stem.partition("-")[2]) for path in found)
+
+    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+        """Return the arrays of a version; None if it is not there, or damaged."""
+        try:
+            return checkpoint.load(self._file(client, number)).arrays
+        except DamagedError:
+            return None
+
+    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+        """Keep a version."""
+        data = checkpoint.encode(dict(memory), {"client": client, "exchange": number})
+        write_atomic(self._file(client, number), data)
+
+    def remove(self, client: int, number: int) -> None:
+        """Forget a version."""
+        self._file(client, number).unlink(missing_ok=True)
+
+
+class Both:
+    """Two stores that hold the same; what one lost is read from the other."""
+
+    def __init__(self, *stores: Store) -> None:
+        """Take the stores, the quicker first."""
+        self._stores = stores
+
+    def numbers(self, client: int) -> list[int]:
+        """Return the versions of a client's memory, ascending."""
+        return sorted({number for store in self._stores for number in store.numbers(client)})
+
+    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+        """Return the arrays of a version; None if it is nowhere."""
+        found = (store.read(client, number) for store in self._stores)
+        return next((arrays for arrays in found if arrays is not None), None)
+
+    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+        """Keep a version."""
+        for store in self._stores:
+            store.write(client, number, memory)
+
+    def remove(self, client: int, number: int) -> None:
+        """Forget a version."""
+        for store in self._stores:
+            store.remove(client, number)
+
+
+def require_name(run: str) -> None:
+    """Raise unless a run's name is one of ours: on disk it becomes a folder."""
+    if not isinstance(run, str) or not _TOKEN.fullmatch(run):
+        raise UserError("The server names a run in a way that it never does.")
+
+
+def recall(store: Store, client: int, number: int, initial: PyTree) -> PyTree | None:
+    """Return what a client remembers after an exchange; None if that is lost.
+
+    Args:
+        store: where it is kept.
+        client: whose it is.
+        number: of the exchange; 0 before the first.
+        initial: what it remembers before the first.
+    """
+    if not number:
+        return initial
+    arrays, wanted = store.read(client, number), as_arrays(initial)
+    if arrays is None or [(n, a.shape, a.dtype) for n, a in arrays.items()] != [
+        (n, a.shape, a.dtype) for n, a in wanted.items()
+    ]:
+        return None
+    return jax.tree.unflatten(jax.tree.structure(initial), list(arrays.values()))
+
+
+def keep(store: Store, client: int, before: int, number: int, memory: PyTree) -> None:
+    """Keep what a client remembers after an exchange; forget what no server can ask for.
+
+    Args:
+        store: where to.
+        client: whose it is.
+        before: the version that it went on from.
+        number: of the exchange.
+        memory: what it remembers.
+    """
+    store.write(client, number, as_arrays(memory))
+    older = [one for one in store.numbers(client) if one < before]
+    others = [one for one in store.numbers(client) if before < one and one != number]
+    for one in older[:-_OLDER] + others:
+        store.remove(client, one)
+
+
+def lost(settings: Mapping[str, Any], asked: np.ndarray) -> list[int]:
+    """Return the clients that lost their memory, as a node's response says; nothing is trusted."""
+    found = settings.get("lost")
+    if not isinstance(found, list):
+        return []
+    return sorted({one for one in found if type(one) is int and one in asked.tolist()})
