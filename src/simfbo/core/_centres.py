@@ -31,21 +31,19 @@ def moved_centre(
         leaves: of one channel, stacked client by client.
         weights: of the clients.
     """
-    wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
+    wide = [leaf.astype(weights.dtype) for leaf in leaves]
     start = [by_blocks(middle, leaf, weights) for leaf in wide]
     unit = or_one(_median_of(_largest(wide, start), weights))
     usual = _median_of(_distances(wide, start, unit), weights)
 
     def move(_: Scalar, centre: list[jax.Array]) -> list[jax.Array]:
         pull = step(_distances(wide, centre, unit), usual, unit)
-        rest = 1 - jnp.sum(pull)
-        pulled = weighted_sum(wide, pull)
-        return [sums + rest.astype(c.dtype) * c for sums, c in zip(pulled, centre, strict=True)]
+        pulled, rest = weighted_sum(wide, pull), 1 - jnp.sum(pull)
+        return [sums + rest * c for sums, c in zip(pulled, centre, strict=True)]
 
     found = jax.lax.fori_loop(0, iterations, move, start)
-    total = jnp.sum(weights)
-    pairs = zip(found, leaves, strict=True)
-    return [(total.astype(c.dtype) * c).astype(leaf.dtype) for c, leaf in pairs]
+    total, pairs = jnp.sum(weights), zip(found, leaves, strict=True)
+    return [(total * c).astype(leaf.dtype) for c, leaf in pairs]
 
 
 def _distances(
@@ -53,9 +51,7 @@ def _distances(
 ) -> Float[Array, " clients"]:
     """Return ||z_i - c|| over all leaves, in a unit in which squares of usual ones are normal."""
     pairs = zip(leaves, centre, strict=True)
-    return jnp.sqrt(
-        sum(jnp.sum(jnp.square(flat(z - c) / unit.astype(c.dtype)), 1) for z, c in pairs)
-    )
+    return jnp.sqrt(sum(jnp.sum(jnp.square(flat(z - c) / unit), 1) for z, c in pairs))
 
 
 def _largest(
@@ -64,7 +60,7 @@ def _largest(
     """Return the largest coordinate of every |z_i - c|, over all leaves."""
     pairs = zip(leaves, centre, strict=True)
     gaps = [jnp.max(jnp.abs(flat(z - c)), 1, initial=0) for z, c in pairs]
-    return jnp.max(jnp.stack([gap.astype(float) for gap in gaps]), 0)
+    return jnp.max(jnp.stack(gaps), 0)
 
 
 def _median_of(

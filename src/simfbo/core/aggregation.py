@@ -87,7 +87,8 @@ def clipped_mean(norm: float | None = None) -> Aggregator:
 
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        norms = jnp.sqrt(sum(jnp.sum(jnp.square(flat(leaf)), 1) for leaf in leaves))
+        wide = (flat(leaf).astype(weights.dtype) for leaf in leaves)
+        norms = jnp.sqrt(sum(jnp.sum(jnp.square(rows), 1) for rows in wide))
         limit = jnp.nanmedian(jnp.where(weights > 0, norms, jnp.nan)) if norm is None else norm
         return weighted_sum(leaves, weights * shrink(norms, limit))
 
