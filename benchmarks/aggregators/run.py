@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 PARTS = {
     "bias": bias.measure,
-    "centres": bias.centres,
+    "centres": lambda: bias.centres() | {"combining": cost.combining()},
     "attacks": attacks.measure,
     "cost": cost.measure,
 }

@@ -42,6 +42,11 @@ def show_centres(part: dict[str, Any]) -> None:
     """Print the distances with the aggregators that move a centre."""
     of_lists("Distance from x*, by heterogeneity, centres", "aggregator", part["normal"])
     of_lists("The same, skewed clients", "aggregator", part["skewed"])
+    times = part["combining"]
+    rows = {
+        name: [f"{by[name]:.1f}" for by in times.values()] for name in next(iter(times.values()))
+    }
+    table("Combining alone, ms", "aggregator", [f"P = {p}" for p in times], rows)
 
 
 def show_attacks(part: dict[str, Any]) -> None:

@@ -95,6 +95,7 @@ class Bench:
     def __init__(self, seed: int) -> None:
         """Note the seed; data is loaded when a run needs it."""
         self.seed = seed
+        self._algorithms: dict[float, Algorithm] = {}  # programs belong to an algorithm's steps
 
     @cached_property
     def task(self) -> Task:
@@ -108,8 +109,10 @@ class Bench:
 
     def algorithm(self, theta: float) -> Algorithm:
         """Return SimFBO, whose clients send m_i = (1 - theta) m_i + theta d_i unless theta is 1."""
-        plain = simfbo(self.task.problem, STEPS, radius=RADIUS)
-        return plain if theta == 1 else with_momenta(plain, theta)
+        if theta not in self._algorithms:
+            plain = simfbo(self.task.problem, STEPS, radius=RADIUS)
+            self._algorithms[theta] = plain if theta == 1 else with_momenta(plain, theta)
+        return self._algorithms[theta]
 
     def hostile(self, job: Job) -> Algorithm:
         """Return the algorithm with two hostile clients; momenta are those of honest messages."""
