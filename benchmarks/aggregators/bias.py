@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rules import RULES, Rules, everywhere
+from rules import CENTRES, RULES, Rules, everywhere
 
 from simfbo import Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
@@ -92,10 +92,10 @@ def limits(kind: str, n: int, h: float, rules: Rules, seeds: Any = PROBLEMS) -> 
     return [limit(random(kind, n, h, seed), rules) for seed in seeds]
 
 
-def agree() -> None:
+def agree(names: list[str]) -> None:
     """Raise unless the compiled loop takes the library's own rounds."""
     task = random_quadratic(20, heterogeneity=1.0).task()
-    for name in RULES:
+    for name in names:
         federation = SimulatedFederation(task.data, aggregators=everywhere(name))
         theirs = run(METHOD, federation, task.x0, task.y0, rounds=5).state
         start = METHOD.init(task.x0, task.y0)
@@ -109,20 +109,29 @@ def size(h: float) -> list[float]:
     return [float(np.linalg.norm(x)) for x in found]
 
 
+def by_heterogeneity(kind: str, names: list[str]) -> dict[str, Any]:
+    """Return the distances by aggregator and heterogeneity."""
+    return {
+        name: {f"{h:g}": limits(kind, 20, h, everywhere(name)) for h in HETEROGENEITY}
+        for name in names
+    }
+
+
+def centres() -> dict[str, Any]:
+    """Return the distances with the aggregators that move a centre."""
+    with jax.enable_x64(True):
+        agree(list(CENTRES))
+        return {kind: by_heterogeneity(kind, list(CENTRES)) for kind in ("normal", "skewed")}
+
+
 def measure() -> dict[str, Any]:
     """Return all distances, problem by problem."""
     robust = [name for name in RULES if name != "mean"]
     with jax.enable_x64(True):
-        agree()
+        agree(list(RULES))
         return {
             "size": {f"{h:g}": size(h) for h in HETEROGENEITY},
-            **{
-                kind: {
-                    name: {f"{h:g}": limits(kind, 20, h, everywhere(name)) for h in HETEROGENEITY}
-                    for name in RULES
-                }
-                for kind in ("normal", "skewed")
-            },
+            **{kind: by_heterogeneity(kind, list(RULES)) for kind in ("normal", "skewed")},
             "one channel": {
                 name: {c: limits("normal", 20, 1.0, Point(**{c: RULES[name]})) for c in "xyv"}
                 for name in robust

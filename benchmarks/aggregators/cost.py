@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from rules import RULES, everywhere
+from rules import CENTRES, RULES, everywhere
 
 from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import simfbo
@@ -68,6 +69,22 @@ def times(cohort: int, turns: int) -> dict[str, float]:
         for name, one in rounds.items():
             found[name].append(1e3 * one.seconds())
     return {name: median(values) for name, values in found.items()}
+
+
+def combining() -> dict[str, Any]:
+    """Return the milliseconds of combining messages of 157,000 numbers, by cohort and rule."""
+    rules = {name: rule for name, rule in (RULES | CENTRES).items() if rule.combine is not None}
+    found: dict[str, Any] = {}
+    for cohort, turns in COHORTS.items():
+        stack = [jnp.asarray(np.random.default_rng(0).normal(size=(cohort, 784, 200)), "float32")]
+        spent: dict[str, list[float]] = {name: [] for name in rules}
+        for _ in range(turns + 1):
+            for name, rule in rules.items():
+                begin = time.perf_counter()
+                jax.block_until_ready(rule.combine(stack, jnp.full(cohort, 1 / cohort)))
+                spent[name].append(1e3 * (time.perf_counter() - begin))
+        found[str(cohort)] = {name: median(values[1:]) for name, values in spent.items()}
+    return found
 
 
 def peak(rule: str, cohort: int) -> int:

@@ -1,7 +1,15 @@
 """The aggregators that are compared."""
 
 from simfbo import Point
-from simfbo.core.aggregation import Aggregator, clipped_mean, mean, median, trimmed_mean
+from simfbo.core.aggregation import (
+    Aggregator,
+    centred_clipping,
+    clipped_mean,
+    geometric_median,
+    mean,
+    median,
+    trimmed_mean,
+)
 
 Rules = Point[Aggregator | None]
 
@@ -12,8 +20,12 @@ RULES: dict[str, Aggregator] = {
     "median": median(),
     "clipped-mean": clipped_mean(),
 }
+CENTRES: dict[str, Aggregator] = {  # younger: in the part `centres` only
+    "geometric-median": geometric_median(),
+    "centred-clipping": centred_clipping(),
+}
 
 
 def everywhere(name: str) -> Rules:
     """Return the aggregator of this name on all three channels."""
-    return Point(*[RULES[name]] * 3)
+    return Point(*[(RULES | CENTRES)[name]] * 3)

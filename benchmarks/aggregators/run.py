@@ -20,7 +20,12 @@ from figure import draw
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-PARTS = {"bias": bias.measure, "attacks": attacks.measure, "cost": cost.measure}
+PARTS = {
+    "bias": bias.measure,
+    "centres": lambda: bias.centres() | {"combining": cost.combining()},
+    "attacks": attacks.measure,
+    "cost": cost.measure,
+}
 
 
 def main() -> None:

@@ -38,6 +38,17 @@ def show_bias(part: dict[str, Any]) -> None:
     of_lists("Median of many clients, heterogeneity 1", "clients", part["median of many"])
 
 
+def show_centres(part: dict[str, Any]) -> None:
+    """Print the distances with the aggregators that move a centre."""
+    of_lists("Distance from x*, by heterogeneity, centres", "aggregator", part["normal"])
+    of_lists("The same, skewed clients", "aggregator", part["skewed"])
+    times = part["combining"]
+    rows = {
+        name: [f"{by[name]:.1f}" for by in times.values()] for name in next(iter(times.values()))
+    }
+    table("Combining alone, ms", "aggregator", [f"P = {p}" for p in times], rows)
+
+
 def show_attacks(part: dict[str, Any]) -> None:
     """Print the accuracies."""
     for kind, seeds in part["everyone"].items():
@@ -73,6 +84,7 @@ def show_cost(part: dict[str, Any]) -> None:
 
 def show(results: dict[str, Any]) -> None:
     """Print all tables there are results for."""
-    for name, part in (("bias", show_bias), ("attacks", show_attacks), ("cost", show_cost)):
+    parts = {"bias": show_bias, "centres": show_centres, "attacks": show_attacks, "cost": show_cost}
+    for name, part in parts.items():
         if name in results:
             part(results[name])

@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import datasets
+from simfbo import aggregation, datasets
 from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
 from simfbo.config.run import checked
@@ -55,3 +56,27 @@ def test_cosine_schedule():
     np.testing.assert_array_equal(slow[0], fast[0])  # the first step is whole
     share = 0.5 * (1 + np.cos(np.pi / 4))
     np.testing.assert_allclose(slow[1] - slow[0], share * (fast[1] - fast[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("table", "rule"),
+    [
+        ({"x": "geometric-median"}, aggregation.geometric_median()),
+        ({"x": "geometric-median", "iterations": 2}, aggregation.geometric_median(2)),
+        ({"x": "centred-clipping"}, aggregation.centred_clipping()),
+        (
+            {"x": "centred-clipping", "radius": 0.5, "iterations": 3},
+            aggregation.centred_clipping(0.5, 3),
+        ),
+        ({"x": "trimmed-mean", "trim": 0.3}, aggregation.trimmed_mean(0.3)),
+    ],
+)
+def test_aggregators_by_name(table, rule):
+    """The rule of a configuration combines messages as the one made by hand does."""
+    config = checked({"task": {"name": "quadratic", "clients": 3}, "aggregation": table}, {})
+    found = build_federation(config, build_task(config).data).aggregators
+    assert [one.name for one in found] == [rule.name, "mean", "mean"]
+    stack, weights = jnp.asarray(np.random.default_rng(0).normal(size=(7, 4))), jnp.full(7, 1 / 7)
+    np.testing.assert_array_equal(
+        found.x.combine([stack], weights)[0], rule.combine([stack], weights)[0]
+    )

@@ -155,6 +155,11 @@ def test_every_shortcut_reaches_its_key():
             {"local_work.tau": 0},
             "'local_work.tau' should be greater than 0, got 0.",
         ),
+        ({"aggregation.radius": 0.0}, "'aggregation.radius' should be greater than 0, got 0.0."),
+        (
+            {"aggregation.iterations": 0},
+            "'aggregation.iterations' should be greater than or equal to 1, got 0.",
+        ),
         ({"local_work.low": 3}, "'local_work' is invalid: give both low and high, got {'low': 3}."),
         ({"local_work.high": 3},
          "'local_work' is invalid: give both low and high, got {'high': 3}."),

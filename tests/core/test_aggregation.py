@@ -4,14 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError
 from simfbo.algorithms import simfbo
 from simfbo.core.aggregation import (
+    centred_clipping,
     channel,
     clipped_mean,
     combine,
+    geometric_median,
     mean,
     median,
     needs_stack,
@@ -23,6 +25,8 @@ from simfbo.tasks import Quadratic
 RNG = np.random.default_rng(0)
 ENGINES = [SimulatedFederation, DebugFederation]
 KEY = jax.random.key(0)
+CENTRES = [geometric_median(), centred_clipping()]
+ROBUST_RULES = [median(), trimmed_mean(0.2), clipped_mean(100.0), clipped_mean(), *CENTRES]
 
 
 def stack(count, *shapes):
@@ -68,7 +72,7 @@ def test_a_weight_of_two_is_a_client_twice():
     np.testing.assert_allclose(found, (values * spread).sum(0) / spread.sum(0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2), clipped_mean(100.0)])
+@pytest.mark.parametrize("rule", ROBUST_RULES)
 def test_weights_that_do_not_sum_to_one_scale_the_result(rule):
     """Where all messages agree, every rule returns sum_i w_i z."""
     leaf = jnp.ones((6, 2)) * jnp.array([3.0, -1.0])
@@ -109,6 +113,13 @@ SHARE = "The share to trim at either end must lie in [0, 0.5)"
         (lambda: clipped_mean(-1.0), "The norm to clip to must be positive, got -1.0."),
         (lambda: clipped_mean(float("nan")), "The norm to clip to must be positive, got nan."),
         (lambda: clipped_mean(float("inf")), "The norm to clip to must be positive, got inf."),
+        (lambda: centred_clipping(0.0), "The radius to clip to must be positive, got 0.0."),
+        (lambda: centred_clipping(np.nan), "The radius to clip to must be positive, got nan."),
+        (lambda: centred_clipping(np.inf), "The radius to clip to must be positive, got inf."),
+        (lambda: centred_clipping(None, 0), "The number of iterations must be at least 1, got 0."),
+        (lambda: geometric_median(0), "The number of iterations must be at least 1, got 0."),
+        (lambda: geometric_median(8, 0.0), "The smoothing must lie in (0, 1), got 0.0."),
+        (lambda: geometric_median(8, 1.0), "The smoothing must lie in (0, 1), got 1.0."),
     ],
 )  # fmt: skip
 def test_mistakes(make, sentence):
@@ -171,7 +182,7 @@ def test_those_who_do_not_reply_do_not_enter(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hostile_client_moves_the_mean_but_not_the_median(engine):
     errors = {}
-    for rule in (mean(), median(), trimmed_mean(0.2)):
+    for rule in (mean(), median(), trimmed_mean(0.2), *CENTRES):
         federation = engine(SEVEN, aggregators=Point(y=rule))
         total, _ = federation.sum(own, np.ones(()), federation.cohort(KEY), KEY)
         errors[rule.name] = abs(float(total.y[0]) - 4.0)
@@ -179,6 +190,8 @@ def test_a_hostile_client_moves_the_mean_but_not_the_median(engine):
         "mean": pytest.approx(71 / 7 - 4),
         "median": pytest.approx(0, abs=1e-12),
         "trimmed-mean": pytest.approx(0, abs=1e-12),
+        "geometric-median": pytest.approx(0, abs=1.0),
+        "centred-clipping": pytest.approx(0, abs=1.0),
     }
 
 
@@ -247,7 +260,7 @@ def test_more_coordinates_than_a_block_and_ties(rule):
         np.testing.assert_allclose(found, np.median(np.repeat(leaf, times, 0), 0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2), clipped_mean()])
+@pytest.mark.parametrize("rule", ROBUST_RULES)
 def test_leaves_without_numbers_and_of_one(rule):
     empty, one = rule.combine([jnp.zeros((5, 0)), jnp.ones(5)], equal(5))
     assert empty.shape == (0,)
@@ -260,8 +273,10 @@ def test_leaves_without_numbers_and_of_one(rule):
         (median(), lambda left: np.median(left, 0)),
         (trimmed_mean(0.2), lambda left: stats.trim_mean(left, 0.2)),
         (clipped_mean(), lambda left: clipped(left, np.median(np.linalg.norm(left, axis=1)))),
+        (geometric_median(), lambda left: weiszfeld(left, np.full(len(left), 0.2), 8)),
+        (centred_clipping(), lambda left: clipped_from(left, np.full(len(left), 0.2), None, 8)),
     ],
-    ids=["median", "trimmed", "clipped"],
+    ids=["median", "trimmed", "clipped", "geometric", "centred"],
 )
 def test_a_client_of_weight_zero_is_not_there(rule, expected):
     """Five weigh the same and two nothing, whatever those sent."""
@@ -275,3 +290,158 @@ def test_a_client_of_weight_zero_is_not_there(rule, expected):
 def clipped(left, limit):
     shrink = np.minimum(1, limit / np.linalg.norm(left, axis=1))
     return (left * shrink[:, None]).mean(0)
+
+
+# Rules that move a centre: all leaves of a channel are one vector
+
+
+def distance(flat, centre):
+    return np.linalg.norm(flat - centre, axis=1)
+
+
+def numpy_median(flat, weights):
+    """Return the weighted median of every column, where no values split the weight in halves."""
+    order = np.argsort(flat, 0)
+    reached = np.cumsum(weights[order], 0) > weights.sum() / 2
+    return np.take_along_axis(np.take_along_axis(flat, order, 0), reached.argmax(0)[None], 0)[0]
+
+
+def weiszfeld(flat, weights, steps, smoothing=1e-6):
+    """Return the smoothed geometric median after some steps from the coordinate-wise median."""
+    centre = numpy_median(flat, weights)
+    floor = smoothing * numpy_median(distance(flat, centre)[:, None], weights)[0]
+    for _ in range(steps):
+        pull = weights / np.maximum(floor, distance(flat, centre))
+        centre = pull @ flat / pull.sum()
+    return centre
+
+
+def clipped_from(flat, weights, radius, steps):
+    """Return the centre after clipped steps from the coordinate-wise median."""
+    centre = numpy_median(flat, weights)
+    if radius is None:
+        radius = numpy_median(distance(flat, centre)[:, None], weights)[0]
+    for _ in range(steps):
+        pull = weights * np.minimum(1, radius / np.maximum(1e-300, distance(flat, centre)))
+        centre = centre + pull @ (flat - centre) / weights.sum()
+    return centre
+
+
+def cohort(seed, count, *shapes):
+    """Return leaves, the same in one row per client, and weights that split nothing in halves."""
+    rng = np.random.default_rng(seed)
+    leaves = [3.0 + rng.normal(size=(count, *shape)) for shape in shapes]
+    flat = np.concatenate([leaf.reshape(count, -1) for leaf in leaves], 1)
+    return leaves, flat, rng.uniform(0.5, 1.5, count) / count
+
+
+def joined(rule, leaves, weights):
+    """Return a rule's result as one vector."""
+    found = rule.combine([jnp.asarray(leaf) for leaf in leaves], jnp.asarray(weights))
+    return np.concatenate([np.ravel(leaf) for leaf in found])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_geometric_median_is_scipys(seed):
+    """The minimiser of sum_i w_i ||z_i - c||, where the weighted unit vectors cancel."""
+    leaves, flat, weights = cohort(seed, 9, (3,), (2, 2), ())
+    found = joined(geometric_median(400, 1e-9), leaves, weights) / weights.sum()
+    best = optimize.minimize(
+        lambda c: weights @ distance(flat, c), flat.mean(0), method="BFGS", options={"gtol": 1e-9}
+    )
+    np.testing.assert_allclose(found, best.x, atol=1e-6)
+    units = (flat - found) / distance(flat, found)[:, None]
+    np.testing.assert_allclose(weights @ units, 0, atol=1e-9)
+    few = joined(geometric_median(), leaves, weights) / weights.sum()
+    assert weights @ distance(flat, few) <= (1 + 1e-4) * best.fun
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_centres_are_numpys(steps):
+    leaves, flat, weights = cohort(5, 8, (4,), (2, 3))
+    total = weights.sum()
+    found = joined(geometric_median(steps), leaves, weights)
+    np.testing.assert_allclose(found, total * weiszfeld(flat, weights, steps), rtol=1e-12)
+    for radius in (None, 0.7, 100.0):
+        found = joined(centred_clipping(radius, steps), leaves, weights)
+        wanted = total * clipped_from(flat, weights, radius, steps)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    np.testing.assert_allclose(found, weights @ flat, rtol=1e-12)  # nothing is clipped: the mean
+
+
+def test_in_one_dimension_the_geometric_median_is_the_median():
+    leaf, weights = np.array([[1.0], [2.0], [4.0], [8.0], [90.0]]), np.full(5, 0.2)
+    np.testing.assert_allclose(joined(geometric_median(), [leaf], weights), 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("away", ["together", "apart"])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e30])
+@pytest.mark.parametrize("rule", CENTRES, ids=lambda rule: rule.name)
+def test_a_minority_moves_a_centre_no_further_than_theory_says(rule, size, away, single_precision):
+    """With a share a < 1/2 hostile, honest messages within R of their mean h, ||c - h|| is at most
+
+        C R,  C = (1 - a) / sqrt(1 - 2a)   (Minsker 2015, Lemma 2.1)   for the geometric median,
+        max(C R, R + a / (1 - a) r)                                    for clipping with radius r.
+
+    For the second: along the direction u from h to c, an honest message pulls back by at least
+    min(r sqrt(1 - R^2/D^2), D - R) where D = ||c - h|| > R, and a hostile one by at most r away.
+    """
+    _, flat, _ = cohort(7, 10, (20,))
+    mean = flat[4:].mean(0)
+    largest, share = distance(flat[4:], mean).max(), 0.4
+    direction = np.ones(20) if away == "together" else np.random.default_rng(1).normal(size=(4, 20))
+    flat[:4] = size * direction
+    found = joined(rule, [flat.astype("float32")], np.full(10, 0.1))
+    bound = (1 - share) / np.sqrt(1 - 2 * share) * largest
+    if rule.name == "centred-clipping":
+        radius = np.median(distance(flat, np.median(flat, 0)))
+        bound = max(bound, largest + share / (1 - share) * radius)
+    assert np.linalg.norm(found - mean) <= bound
+
+
+@pytest.mark.parametrize(
+    "rule", [*CENTRES, median(), trimmed_mean(0.2)], ids=lambda rule: rule.name
+)
+@pytest.mark.parametrize("unit", [1e-25, 1e-3, 1e25])
+def test_units_do_not_matter(rule, unit, single_precision):
+    """Messages in another unit have the result in that unit, also where squares would overflow."""
+    _, flat, weights = cohort(3, 7, (30,))
+    flat, wanted = flat.astype("float32"), joined(rule, [flat.astype("float32")], weights)
+    found = joined(rule, [np.float32(unit) * flat], weights)
+    np.testing.assert_allclose(found / np.float32(unit), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", CENTRES, ids=lambda rule: rule.name)
+def test_a_centre_counts_a_weight_of_two_as_a_client_twice(rule):
+    leaves, flat, _ = cohort(4, 4, (5,))
+    times = np.array([1, 3, 2, 1])
+    wanted = joined(rule, [np.repeat(flat, times, 0)], np.full(7, 1 / 7))
+    np.testing.assert_allclose(joined(rule, leaves, times / 7), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", CENTRES, ids=lambda rule: rule.name)
+def test_where_most_messages_agree_exactly_they_are_the_centre(rule):
+    """Then the median distance is zero, and must not be divided by."""
+    flat = np.array([[1 / 3, 2.0]] * 3 + [[5.0, 6.0], [-1e9, 7.0]])
+    np.testing.assert_allclose(joined(rule, [flat], np.full(5, 0.2)), flat[0], rtol=1e-12)
+    np.testing.assert_array_equal(joined(rule, [0 * flat], np.full(5, 0.2)), [0, 0])
+
+
+@pytest.mark.parametrize("rule", ROBUST_RULES, ids=lambda rule: rule.name)
+def test_results_have_the_types_of_messages(rule, single_precision):
+    kinds = ("float16", "bfloat16", "float32")
+    leaves = [jnp.asarray(RNG.normal(size=(5, 3)), kind) for kind in kinds]
+    found = rule.combine(leaves, equal(5))
+    assert [leaf.dtype.name for leaf in found] == list(kinds)
+    if rule in CENTRES:
+        wide = rule.combine([leaf.astype("float32") for leaf in leaves], equal(5))
+        for one, other in zip(found, wide, strict=True):
+            np.testing.assert_allclose(one.astype("float32"), other, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("rule", CENTRES, ids=lambda rule: rule.name)
+def test_centres_of_many_cohorts_at_once(rule):
+    many, weights = RNG.normal(size=(3, 6, 4)), RNG.uniform(0.5, 1.5, (3, 6))
+    (found,) = jax.jit(jax.vmap(rule.combine))([jnp.asarray(many)], jnp.asarray(weights))
+    wanted = [joined(rule, [one], w) for one, w in zip(many, weights, strict=True)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)

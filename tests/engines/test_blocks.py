@@ -39,6 +39,12 @@ WORLDS = {
     "replaced": {"sampler": with_replacement(4), "local_work": constant(2, momentum(0.5))},
     "faulty": {"local_work": fixed([1, 2, 3, 1, 2, 3]), "absence": drop_out(0.3)},
     "robust": {"aggregators": Point(*[aggregation.median()] * 3), "gate": Gate(max_norm=2.0)},
+    "centres": {
+        "aggregators": Point(
+            aggregation.geometric_median(), aggregation.centred_clipping(), aggregation.median()
+        ),
+        "absence": drop_out(0.3),
+    },
 }
 PAIRS = [("simfbo", world) for world in WORLDS]
 ELSEWHERE = ("simfbo", "fedbio", "fednest released")

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from simfbo import Gate, Point, UserError
-from simfbo.core.aggregation import clipped_mean, median, trimmed_mean
+from simfbo.core.aggregation import (
+    centred_clipping,
+    clipped_mean,
+    geometric_median,
+    median,
+    trimmed_mean,
+)
 from simfbo.core.exchange import Reason, Request
 from simfbo.core.gate import squared_norms
 from simfbo.core.sampling import Cohort
@@ -222,10 +228,11 @@ def combined_by_numpy(name, means, weights):
     return weights.sum() * np.array([rule(column, weights) for column in means.T])
 
 
-RULES = {"median": median(), "trimmed": trimmed_mean(0.2), "clipped": clipped_mean()}
+CENTRES = {"geometric": geometric_median(), "centred": centred_clipping()}
+RULES = {"median": median(), "trimmed": trimmed_mean(0.2), "clipped": clipped_mean(), **CENTRES}
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name not in CENTRES])
 def test_nodes_are_combined_by_their_means(name):
     """Against NumPy, with nodes that are away and nodes whose clients were all refused."""
     rng = np.random.default_rng(2)

@@ -241,6 +241,8 @@ def _aggregators(config: AggregationConfig) -> Point[Aggregator | None]:
         "median": aggregation.median,
         "trimmed-mean": lambda: aggregation.trimmed_mean(config.trim),
         "clipped-mean": lambda: aggregation.clipped_mean(config.clip),
+        "geometric-median": lambda: aggregation.geometric_median(config.iterations),
+        "centred-clipping": lambda: aggregation.centred_clipping(config.radius, config.iterations),
     }
     return Point(rules[config.x](), rules[config.y](), rules[config.v]())
 

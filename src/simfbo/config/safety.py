@@ -6,7 +6,9 @@ from pydantic import Field, PositiveInt
 
 from simfbo.config.fields import Absent, Positive, Strict
 
-AggregatorName = Literal["mean", "median", "trimmed-mean", "clipped-mean"]
+AggregatorName = Literal[
+    "mean", "median", "trimmed-mean", "clipped-mean", "geometric-median", "centred-clipping"
+]
 
 
 class GateConfig(Strict):
@@ -19,13 +21,19 @@ class GateConfig(Strict):
 
 
 class AggregationConfig(Strict):
-    """How messages are combined, by channel; the default `clip` is the cohort's median norm."""
+    """How messages are combined, by channel.
+
+    The default `clip` is the cohort's median norm, the default `radius` the median distance of its
+    messages from their median.
+    """
 
     x: AggregatorName = "mean"
     y: AggregatorName = "mean"
     v: AggregatorName = "mean"
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     clip: Annotated[Positive | None, Absent] = None
+    radius: Annotated[Positive | None, Absent] = None
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 8
 
 
 class ChannelsConfig(Strict):

@@ -7,26 +7,31 @@ vanish where honest clients differ: docs/explanation-aggregators.md measures it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.problem import Point, PyTree, Scalar
+from simfbo.core import _coordinates
+from simfbo.core._centres import moved_centre, or_one, shrink
+from simfbo.core._coordinates import Combine, by_coordinate, flat, weighted_sum
+from simfbo.core.problem import Point, PyTree
 from simfbo.errors import UserError
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+__all__ = [
+    "Aggregator",
+    "centred_clipping",
+    "clipped_mean",
+    "geometric_median",
+    "mean",
+    "median",
+    "trimmed_mean",
+]
 
-__all__ = ["Aggregator", "clipped_mean", "mean", "median", "trimmed_mean"]
-
-Combine = Callable[[list[jax.Array], jax.Array], list[jax.Array]]
-Rule = Callable[[jax.Array, jax.Array], jax.Array]
 CHANNELS = Point._fields
-_BLOCK = 512
 
 
 class Aggregator(NamedTuple):
@@ -57,7 +62,7 @@ def median() -> Aggregator:
         >>> float(median().combine([stack], weights)[0][0])
         2.0
     """
-    return Aggregator("median", _by_coordinate(_median))
+    return Aggregator("median", by_coordinate(_coordinates.median))
 
 
 def trimmed_mean(share: float) -> Aggregator:
@@ -68,7 +73,7 @@ def trimmed_mean(share: float) -> Aggregator:
     """
     if not 0 <= share < 0.5:
         raise UserError(f"The share to trim at either end must lie in [0, 0.5), got {share}.")
-    return Aggregator("trimmed-mean", _by_coordinate(partial(_trimmed, share)))
+    return Aggregator("trimmed-mean", by_coordinate(partial(_coordinates.trimmed, share)))
 
 
 def clipped_mean(norm: float | None = None) -> Aggregator:
@@ -82,12 +87,72 @@ def clipped_mean(norm: float | None = None) -> Aggregator:
 
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        norms = jnp.sqrt(sum(jnp.sum(jnp.square(_flat(leaf)), 1) for leaf in leaves))
+        wide = (flat(leaf).astype(weights.dtype) for leaf in leaves)
+        norms = jnp.sqrt(sum(jnp.sum(jnp.square(rows), 1) for rows in wide))
         limit = jnp.nanmedian(jnp.where(weights > 0, norms, jnp.nan)) if norm is None else norm
-        shrink = jnp.minimum(1.0, limit / jnp.where(norms > 0, norms, 1.0))
-        return _weighted_sum(leaves, weights * shrink)
+        return weighted_sum(leaves, weights * shrink(norms, limit))
 
     return Aggregator("clipped-mean", combine)
+
+
+def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregator:
+    """Weighted geometric median of the whole channel, times sum_i w_i.
+
+    It minimises sum_i w_i ||z_i - c|| over c. RFA: Pillutla, Kakade, Harchaoui, "Robust Aggregation
+    for Federated Learning", IEEE Transactions on Signal Processing 2022. A step of its smoothed
+    Weiszfeld algorithm is
+
+        c <- sum_i b_i z_i / sum_i b_i,     b_i = w_i / max(s, ||z_i - c||)
+
+    The paper starts from the mean, from where a few steps do not lead back if messages are huge;
+    here c starts from the coordinate-wise median.
+
+    Args:
+        iterations: the number of steps.
+        smoothing: s, as a share of the median distance of messages from the start.
+    """
+    _require_iterations(iterations)
+    if not 0 < smoothing < 1:
+        raise UserError(f"The smoothing must lie in (0, 1), got {smoothing}.")
+
+    @jax.jit
+    def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
+        def step(distances: jax.Array, usual: jax.Array, unit: jax.Array) -> jax.Array:
+            pull = weights * shrink(distances, smoothing * usual)
+            return pull / or_one(jnp.sum(pull))
+
+        return moved_centre(step, iterations, leaves, weights)
+
+    return Aggregator("geometric-median", combine)
+
+
+def centred_clipping(radius: float | None = None, iterations: int = 8) -> Aggregator:
+    """Centre that no message pulls by more than a radius, over the whole channel, times sum_i w_i.
+
+    Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021:
+
+        c <- c + sum_i w_i min(1, r / ||z_i - c||) (z_i - c) / sum_i w_i
+
+    The paper starts from the last round's result. An aggregator remembers nothing, so c starts from
+    the coordinate-wise median.
+
+    Args:
+        radius: r; by default the median distance of messages from the start.
+        iterations: the number of steps.
+    """
+    _require_iterations(iterations)
+    if radius is not None and not 0 < radius < float("inf"):
+        raise UserError(f"The radius to clip to must be positive, got {radius}.")
+
+    @jax.jit
+    def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
+        def step(distances: jax.Array, usual: jax.Array, unit: jax.Array) -> jax.Array:
+            limit = usual if radius is None else radius / unit
+            return weights * shrink(distances, limit) / or_one(jnp.sum(weights))
+
+        return moved_centre(step, iterations, leaves, weights)
+
+    return Aggregator("centred-clipping", combine)
 
 
 def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
@@ -106,7 +171,7 @@ def combine(aggregators: Point[Aggregator | None], stacked: PyTree, weights: np.
     result, channels = list(leaves), list(map(channel, _paths(stacked)))
     for name in (*CHANNELS, None):
         own = [j for j, of in enumerate(channels) if of == name]
-        rule = _rule(aggregators, name) or _weighted_sum
+        rule = _rule(aggregators, name) or weighted_sum
         if own:
             for j, leaf in zip(own, rule([leaves[j] for j in own], w), strict=True):
                 result[j] = leaf
@@ -136,77 +201,6 @@ def _paths(message: PyTree) -> list[Any]:
     return [path for path, _ in jax.tree.leaves_with_path(message)]
 
 
-def _flat(leaf: Float[Array, "clients ..."]) -> Float[Array, "clients size"]:
-    return leaf.reshape(len(leaf), -1)
-
-
-@jax.jit
-def _weighted_sum(
-    leaves: list[Float[Array, "clients ..."]], weights: Float[Array, " clients"]
-) -> list[Float[Array, "..."]]:
-    return [jnp.tensordot(weights.astype(leaf.dtype), leaf, 1) for leaf in leaves]
-
-
-def _by_coordinate(rule: Rule) -> Combine:
-    """Return the combination of every coordinate by a rule."""
-
-    @jax.jit
-    def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        return [_by_blocks(rule, leaf, weights) for leaf in leaves]
-
-    return combine
-
-
-def _by_blocks(
-    rule: Rule, leaf: Float[Array, "clients ..."], weights: Float[Array, " clients"]
-) -> Float[Array, "..."]:
-    """Return rule(stack, weights) on all coordinates, a block that fits the cache at a time."""
-    flat, weights = _flat(leaf), weights.astype(leaf.dtype)
-    count, size = flat.shape
-    width = max(1, min(_BLOCK, size))
-    padded = jnp.pad(flat, ((0, 0), (0, -size % width)))
-    blocks = padded.reshape(count, padded.shape[1] // width, width).swapaxes(0, 1)
-    found = jax.lax.map(lambda block: rule(block, weights), blocks)
-    return found.reshape(-1)[:size].reshape(leaf.shape[1:])
-
-
-def _median(
-    block: Float[Array, "clients width"], weights: Float[Array, " clients"]
-) -> Float[Array, " width"]:
-    """Return the weighted median: the middle of the values that split the weight in halves.
-
-    Counted, not sorted: up to a hundred clients XLA's sort on a CPU takes 4 to 20 times as long.
-    """
-    half = jnp.sum(weights) / 2
-    slack = 2e-5 * half  # halves are found up to rounding
-
-    def look(k: Scalar, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        z, (low, high) = block[k], pair
-        reached = jnp.sum(jnp.where(block <= z, weights[:, None], 0), 0)
-        lower = jnp.where(reached >= half - slack, jnp.minimum(low, z), low)
-        return lower, jnp.where(reached > half + slack, jnp.minimum(high, z), high)
-
-    nothing = jnp.full(block.shape[1:], jnp.inf, block.dtype)
-    low, high = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
-    return half * (low + high)
-
-
-def _trimmed(
-    share: float, block: Float[Array, "clients width"], weights: Float[Array, " clients"]
-) -> Float[Array, " width"]:
-    """Return the weighted mean of what is left after the same number goes at either end."""
-    places, here = jnp.arange(len(block))[:, None], weights[:, None] > 0
-    # 0.29 * 100 is 28.999999999999996
-    cuts = np.array([int(share * count + 1e-9) for count in range(len(block) + 1)])
-    count = jnp.sum(here)
-    cut = jnp.asarray(cuts, count.dtype)[count]
-
-    def look(k: Scalar, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        z = block[k]
-        rank = jnp.sum(here & ((block < z) | ((block == z) & (places < k))), 0)
-        kept = jnp.where((rank >= cut) & (rank < count - cut), weights[k], 0)
-        return sums[0] + kept * z, sums[1] + kept
-
-    nothing = jnp.zeros(block.shape[1:], block.dtype)
-    total, kept = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
-    return jnp.sum(weights) * total / kept
+def _require_iterations(iterations: int) -> None:
+    if iterations < 1:
+        raise UserError(f"The number of iterations must be at least 1, got {iterations}.")
