@@ -94,7 +94,7 @@ def test_who_drops_out_or_is_refused_keeps_its_memory(engine):
     federation = engine(TASK.data, gate=Gate(max_norm=6.0), absence=drop_out(0.4))
     federation.remember(remembering(), TASK.x0, TASK.y0)
     state = remembering().init(np.ones(3), None)
-    for key in jax.random.split(KEY, 5):
+    for key in jax.random.split(KEY, 4):
         old = federation.client_memory
         state = remembering().round(state, federation, key)
         admitted = np.isin(np.arange(6), federation.latest.request.ids[federation.latest.admitted])

@@ -81,6 +81,7 @@ def differences(part: Part, groups: Groups, pairs: Sequence[Sequence[str]]) -> l
         }
         for a, b in pairs
         for name, metric, scale in _COMPARED
+        if a in groups and b in groups  # not every part has every method
         if not lost(groups[a]) and not lost(groups[b])
     ]
 

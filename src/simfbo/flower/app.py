@@ -8,7 +8,7 @@ name.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, final
@@ -22,7 +22,7 @@ from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.flower.deployment import Deployment, Settings, clients_of, load_shard, run_options
 from simfbo.flower.discovery import LOG
 from simfbo.flower.federation import DistributedFederation
-from simfbo.flower.memory import MEMORY, Both, DiskStore, Store
+from simfbo.flower.memory import MEMORY, Both, DiskStore, Leaves, Store
 from simfbo.flower.node import Node
 from simfbo.flower.transport import HELLO, Envelope, Package, Response
 from simfbo.flower.wire import BadPackage, pack, unpack
@@ -268,14 +268,14 @@ class _StateStore:
         start = f"memory {self._run} {client} "
         return sorted(int(name[len(start) :]) for name in self._state if name.startswith(start))
 
-    def read(self, client: int, number: int) -> dict[str, np.ndarray] | None:
+    def read(self, client: int, number: int) -> Leaves | None:
         """Return the arrays of a version; None if it is not there."""
         record: Any = self._state.get(self._name(client, number))
-        return None if record is None else {name: array.numpy() for name, array in record.items()}
+        return None if record is None else [record[str(k)].numpy() for k in range(len(record))]
 
-    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+    def write(self, client: int, number: int, leaves: Leaves) -> None:
         """Keep a version."""
-        arrays = {name: Array(array) for name, array in memory.items()}
+        arrays = {str(k): Array(leaf) for k, leaf in enumerate(leaves)}
         self._state[self._name(client, number)] = ArrayRecord(arrays)
 
     def remove(self, client: int, number: int) -> None:

@@ -11,7 +11,7 @@ node's settings name a folder (`memory`), on disk.
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from simfbo.core.problem import PyTree
-from simfbo.core.trees import as_arrays
 from simfbo.errors import UserError
 from simfbo.runs import checkpoint
 from simfbo.runs.checkpoint import DamagedError
@@ -28,6 +27,7 @@ from simfbo.runs.files import write_atomic
 MEMORY = "memory"  # the node's setting that names a folder
 _OLDER = 1  # versions kept besides the one in use: the server may go back by a checkpoint
 _RUNS = 4  # of which memories are kept on disk
+Leaves = Sequence[np.ndarray]  # of a memory, in order
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -50,11 +50,11 @@ class Store(Protocol):
         """Return the versions of a client's memory, ascending."""
         ...
 
-    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+    def read(self, client: int, number: int) -> Leaves | None:
         """Return the arrays of a version; None if it is not there."""
         ...
 
-    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+    def write(self, client: int, number: int, leaves: Leaves) -> None:
         """Keep a version."""
         ...
 
@@ -85,16 +85,16 @@ class DiskStore:
         found = self._folder.glob(f"{client}-*.npz")
         return sorted(int(path.stem.partition("-")[2]) for path in found)
 
-    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+    def read(self, client: int, number: int) -> Leaves | None:
         """Return the arrays of a version; None if it is not there, or damaged."""
         try:
-            return checkpoint.load(self._file(client, number)).arrays
+            return list(checkpoint.load(self._file(client, number)).arrays.values())
         except DamagedError:
             return None
 
-    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+    def write(self, client: int, number: int, leaves: Leaves) -> None:
         """Keep a version."""
-        data = checkpoint.encode(dict(memory), {"client": client, "exchange": number})
+        data = checkpoint.encode(list(leaves), {"client": client, "exchange": number})
         write_atomic(self._file(client, number), data)
 
     def remove(self, client: int, number: int) -> None:
@@ -113,15 +113,15 @@ class Both:
         """Return the versions of a client's memory, ascending."""
         return sorted({number for store in self._stores for number in store.numbers(client)})
 
-    def read(self, client: int, number: int) -> Mapping[str, np.ndarray] | None:
+    def read(self, client: int, number: int) -> Leaves | None:
         """Return the arrays of a version; None if it is nowhere."""
         found = (store.read(client, number) for store in self._stores)
         return next((arrays for arrays in found if arrays is not None), None)
 
-    def write(self, client: int, number: int, memory: Mapping[str, np.ndarray]) -> None:
+    def write(self, client: int, number: int, leaves: Leaves) -> None:
         """Keep a version."""
         for store in self._stores:
-            store.write(client, number, memory)
+            store.write(client, number, leaves)
 
     def remove(self, client: int, number: int) -> None:
         """Forget a version."""
@@ -146,12 +146,15 @@ def recall(store: Store, client: int, number: int, initial: PyTree) -> PyTree | 
     """
     if not number:
         return initial
-    arrays, wanted = store.read(client, number), as_arrays(initial)
-    if arrays is None or [(n, a.shape, a.dtype) for n, a in arrays.items()] != [
-        (n, a.shape, a.dtype) for n, a in wanted.items()
-    ]:
+    found, (wanted, structure) = store.read(client, number), jax.tree.flatten(initial)
+    if found is None or list(map(_kind, found)) != list(map(_kind, wanted)):
         return None
-    return jax.tree.unflatten(jax.tree.structure(initial), list(arrays.values()))
+    return jax.tree.unflatten(structure, found)
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    array = np.asarray(leaf)
+    return array.dtype, array.shape
 
 
 def keep(store: Store, client: int, before: int, number: int, memory: PyTree) -> None:
@@ -164,7 +167,7 @@ def keep(store: Store, client: int, before: int, number: int, memory: PyTree) ->
         number: of the exchange.
         memory: what it remembers.
     """
-    store.write(client, number, as_arrays(memory))
+    store.write(client, number, list(map(np.asarray, jax.tree.leaves(memory))))
     older = [one for one in store.numbers(client) if one < before]
     others = [one for one in store.numbers(client) if before < one and one != number]
     for one in older[:-_OLDER] + others:
