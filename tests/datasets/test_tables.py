@@ -175,7 +175,7 @@ def test_unusable_folder_is_a_clear_error(calls: list[str], tmp_path: Path) -> N
 def test_names_of_images_and_of_tables_are_not_confused() -> None:
     assert datasets.TABLES == ("schools", "exam", "districts", "mortgages")
     images = ("digits", "mnist", "fashion-mnist", "cifar10", "optdigits", "exercises")
-    assert datasets.NAMES == images
+    assert images == datasets.NAMES
     with pytest.raises(UserError) as error:
         datasets.load_table("school")
     assert str(error.value) == "Unknown table 'school'. Did you mean 'schools'?"
