@@ -148,7 +148,7 @@ def test_data_lists(simfbo):
     code, out, err = simfbo("data", "--data-dir", "empty")
     assert (code, err) == (0, "")
     table = rows(out)
-    images = ["digits", "mnist", "fashion-mnist", "cifar10", "optdigits"]
+    images = ["digits", "mnist", "fashion-mnist", "cifar10", "optdigits", "exercises"]
     assert list(table)[1:] == [*images, "schools", "exam", "districts", "mortgages"]
     assert table["digits"][:2] == ["yes", "scikit-learn"]
     assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]

@@ -61,11 +61,40 @@ def test_defaults():
         ({"task.partition": "shards"}, 20, 0.2),
         ({"task.dataset": "mnist", "task.partition": "dirichlet"}, 100, 0.2),
         ({"task.clients": 7, "task.upper_share": 0.3, "task.partition": "shards"}, 7, 0.3),
+        ({"task.dataset": "exercises"}, 20, 0.2),
+        ({"task.dataset": "exercises", "task.partition": "natural"}, 20, 0.2),
+        ({"task.dataset": "exercises", "task.partition": "iid", "task.clients": 8}, 8, 0.5),
     ],
 )
 def test_defaults_that_depend_on_others(settings, clients, share):
     task = load(None, IMAGES | settings).task
     assert (task.clients, task.upper_share) == (clients, share)
+
+
+@pytest.mark.parametrize(
+    ("settings", "partition"),
+    [
+        ({}, "iid"),
+        ({"task.dataset": "exercises"}, "natural"),
+        ({"task.dataset": "exercises", "task.partition": "shards"}, "shards"),
+    ],
+)
+def test_images_stay_with_their_own_clients(settings, partition):
+    assert load(None, IMAGES | settings).task.partition == partition
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"task.partition": "natural"}, "digits has no clients of its own"),
+        ({"task.dataset": "exercises", "task.clients": 9}, "exercises has 20 clients of its own"),
+        ({"task.dataset": "exercises", "task.train_images": 9}, "leave train_images and"),
+        ({"task.dataset": "exercises", "task.unseen": 20}, "must leave some of the 20 clients"),
+    ],
+)
+def test_natural_clients_are_all_or_none(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load(None, IMAGES | settings)
 
 
 def test_steps_left_out_come_from_the_local_ones_and_the_paper():

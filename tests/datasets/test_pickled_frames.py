@@ -1,6 +1,5 @@
 """Tests of the reader of pickled data frames: what it reads and what it refuses."""
 
-import io
 import lzma
 import os
 import pickle
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from simfbo.datasets import pickled_frames as frames
+from simfbo.datasets import records
 from simfbo.errors import UserError
 
 EXPECTED = b"""\
@@ -133,9 +133,9 @@ def test_hostile_part_of_a_frame_is_refused(tmp_path: Path) -> None:
 def test_bytes_never_become_objects() -> None:
     rebuild = np.zeros(1).__reduce_ex__(5)[0]
     data = pickle.dumps(Call(rebuild, bytearray(8), np.dtype(object), (1,), "C"), protocol=5)
-    record = frames._Reader(io.BytesIO(data)).load()
+    record = records.load(data, frames._NAMES)
     with pytest.raises(ValueError, match=r"numbers of the kind \|O8"):
-        frames._array(record)
+        records.array(record)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,8 @@ def test_unusable_folder_is_a_clear_error(calls: list[str], tmp_path: Path) -> N
 
 def test_names_of_images_and_of_tables_are_not_confused() -> None:
     assert datasets.TABLES == ("schools", "exam", "districts", "mortgages")
-    assert datasets.NAMES == ("digits", "mnist", "fashion-mnist", "cifar10", "optdigits")
+    images = ("digits", "mnist", "fashion-mnist", "cifar10", "optdigits", "exercises")
+    assert images == datasets.NAMES
     with pytest.raises(UserError) as error:
         datasets.load_table("school")
     assert str(error.value) == "Unknown table 'school'. Did you mean 'schools'?"

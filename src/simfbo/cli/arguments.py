@@ -132,7 +132,7 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
     add("task", nargs="?", metavar="TASK", help=f"{any_of(TASKS.names())}, or package.module:task")
     add("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     add("--dataset", help="for example digits, mnist or schools; simfbo data lists them")
-    add("--partition", help="iid (default), shards or dirichlet")
+    add("--partition", help="iid (default), shards, dirichlet or natural")
     add("--clients", type=whole, metavar="N", help="number of clients")
     if not several:
         add("--algorithm", metavar="NAME",

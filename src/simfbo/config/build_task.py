@@ -64,8 +64,9 @@ def regularisation(settings: RegularisationSettings, seed: int, data_dir: Path |
 
 def label_cleaning(settings: LabelCleaningSettings, seed: int, data_dir: Path | None) -> Task:
     """Return the task on images."""
-    rows = samples.from_images(datasets.load(settings.dataset, data_dir))
-    parts = _parts(settings, rows.target, seed)
+    images = datasets.load(settings.dataset, data_dir)
+    rows = samples.from_images(images)
+    parts = _parts(settings, rows.target, images.train_clients, seed)
     if settings.clean > len(rows.target) // 2:
         raise UserError(
             f"'task.clean' is {settings.clean:,}, but {settings.dataset} has {len(rows.target):,} "
@@ -77,11 +78,14 @@ def label_cleaning(settings: LabelCleaningSettings, seed: int, data_dir: Path | 
 
 def long_tail(settings: LongTailSettings, seed: int, data_dir: Path | None) -> Task:
     """Return the task on images, most of them of a few classes."""
-    rows = samples.from_images(datasets.load(settings.dataset, data_dir))
+    images = datasets.load(settings.dataset, data_dir)
+    rows = samples.from_images(images)
     kept = samples.long_tailed(rows.target, settings.imbalance, seed)
     rows = rows._replace(features=rows.features[kept], target=rows.target[kept])
+    users = None if images.train_clients is None else images.train_clients[kept]
+    parts = _parts(settings, rows.target, users, seed)
     options = settings.model_dump(include={"folds", "penalty", "prior", "batch_size"})
-    return tasks.long_tail(rows, _parts(settings, rows.target, seed), seed=seed, **options)
+    return tasks.long_tail(rows, parts, seed=seed, **options)
 
 
 def fair(settings: FairSettings, seed: int, data_dir: Path | None) -> Task:
@@ -131,11 +135,13 @@ def hyper_representation(
     settings: HyperRepresentationSettings, seed: int, data_dir: Path | None
 ) -> Task:
     """Return the image task."""
-    images = _first(datasets.load(settings.dataset, data_dir), settings)
+    images = datasets.load(settings.dataset, data_dir)
+    classes = int(images.train_labels.max()) + 1
+    images = _of_seen(_first(images, settings), settings)
     return tasks.hyper_representation(
         images,
-        _parts(settings, images.train_labels, seed),
-        model=_model(settings, images),
+        _parts(settings, images.train_labels, images.train_clients, seed),
+        model=_model(settings, images, classes),
         upper_share=settings.upper_share,
         batch_size=settings.batch_size,
         regularisation=settings.regularisation,
@@ -158,11 +164,35 @@ def _first(images: datasets.ImageData, settings: HyperRepresentationSettings) ->
     return images._replace(
         train_images=images.train_images[train], train_labels=images.train_labels[train],
         test_images=images.test_images[test], test_labels=images.test_labels[test],
+        train_clients=_cut(images.train_clients, train),
+        test_clients=_cut(images.test_clients, test),
     )  # fmt: skip
 
 
-def _parts(settings: PartitionedSettings, labels: np.ndarray, seed: int) -> partition.Rows:
+def _cut(clients: np.ndarray | None, rows: slice) -> np.ndarray | None:
+    return None if clients is None else clients[rows]
+
+
+def _of_seen(
+    images: datasets.ImageData, settings: HyperRepresentationSettings
+) -> datasets.ImageData:
+    """Return the images without natural unseen clients' test images: those test their own heads."""
+    if settings.partition != "natural" or images.test_clients is None:
+        return images
+    seen = images.test_clients < settings.clients - settings.unseen
+    return images._replace(
+        test_images=images.test_images[seen], test_labels=images.test_labels[seen],
+        test_clients=images.test_clients[seen],
+    )  # fmt: skip
+
+
+def _parts(
+    settings: PartitionedSettings, labels: np.ndarray, users: np.ndarray | None, seed: int
+) -> partition.Rows:
     """Return each client's rows."""
+    if settings.partition == "natural":
+        assert users is not None
+        return partition.by_user(users)
     if settings.partition == "iid":
         return partition.iid(len(labels), settings.clients, seed)
     if settings.partition == "shards":
@@ -170,13 +200,15 @@ def _parts(settings: PartitionedSettings, labels: np.ndarray, seed: int) -> part
     return partition.dirichlet(labels, settings.clients, settings.alpha, seed=seed)
 
 
-def _model(settings: HyperRepresentationSettings, images: datasets.ImageData) -> Model:
+def _model(
+    settings: HyperRepresentationSettings, images: datasets.ImageData, classes: int
+) -> Model:
     """Return the network for these images."""
     shape = images.train_images.shape
     if settings.model == "mlp":
-        return mlp(int(np.prod(shape[1:])), settings.hidden, 10)
-    if shape[1] < 16:
+        return mlp(int(np.prod(shape[1:])), settings.hidden, classes)
+    if min(shape[1:3]) < 16:
         raise UserError(
             "The CNN needs images of at least 16 x 16 pixels: use --set task.model=mlp."
         )
-    return cnn(shape[1], shape[3] if len(shape) == 4 else 1, 10)
+    return cnn(shape[1], shape[3] if len(shape) == 4 else 1, classes)

@@ -1,6 +1,6 @@
 """The library's tasks: the settings of each, and its record in the catalogue."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,10 +18,12 @@ from simfbo.config.fields import (
     TaskSettings,
 )
 
-Images = Literal["digits", "optdigits", "mnist", "fashion-mnist", "cifar10"]
+Images = Literal["digits", "optdigits", "mnist", "fashion-mnist", "cifar10", "exercises"]
 BatchSize = Annotated[Dimension | None, Absent]
 # How many clients a table has by nature; None where its rows are dealt out.
 TABLES = {"schools": 160, "exam": 65, "districts": 60, "mortgages": None}
+# How many clients a set of images has by nature.
+IMAGE_CLIENTS = {"exercises": 20}
 
 
 class QuadraticSettings(TaskSettings):
@@ -49,12 +51,13 @@ class QuadraticSettings(TaskSettings):
 class PartitionedSettings(TaskSettings):
     """Images partitioned over clients.
 
-    The default of `clients` is 100, or 20 for the small sets of digits.
+    The default of `clients` is 100, or 20 for the small sets of digits. Images with clients of
+    their own stay with them unless another partition is asked for.
     """
 
     dataset: Images = "digits"
     clients: Clients
-    partition: Literal["iid", "shards", "dirichlet"] = "iid"
+    partition: Literal["iid", "shards", "dirichlet", "natural"]
     shards_per_client: Clients = 2
     alpha: Positive = 0.5
 
@@ -63,8 +66,20 @@ class PartitionedSettings(TaskSettings):
     def _fill_clients(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        small = values.get("dataset", "digits") in ("digits", "optdigits")
-        return {"clients": 20 if small else 100, **values}
+        small = values.get("dataset", "digits") in ("digits", "optdigits", *IMAGE_CLIENTS)
+        return {"clients": 20 if small else 100, "partition": _usual_partition(values), **values}
+
+    @model_validator(mode="after")
+    def _has_these_clients(self) -> Self:
+        own = IMAGE_CLIENTS.get(self.dataset)
+        if self.partition != "natural" or self.clients == own:
+            return self
+        if own is None:
+            raise ValueError(f"{self.dataset} has no clients of its own: choose another partition")
+        raise ValueError(
+            f"{self.dataset} has {own} clients of its own: leave clients out, or choose another "
+            "partition"
+        )
 
 
 class HyperRepresentationSettings(PartitionedSettings):
@@ -91,13 +106,18 @@ class HyperRepresentationSettings(PartitionedSettings):
     def _fill(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        share = 0.5 if values.get("partition", "iid") == "iid" else 0.2
+        share = 0.5 if values.get("partition", _usual_partition(values)) == "iid" else 0.2
         return {"upper_share": share, **values}
 
     @model_validator(mode="after")
     def _leaves_clients(self) -> "HyperRepresentationSettings":
         if self.unseen >= self.clients:
             raise ValueError(f"unseen must leave some of the {self.clients} clients to train")
+        if self.partition == "natural" and (self.train_images or self.test_images):
+            raise ValueError(
+                "the first images are those of the first natural clients: leave train_images and "
+                "test_images out"
+            )
         return self
 
 
@@ -194,6 +214,11 @@ def _require_usual(task: TaskSettings, *names: str) -> None:
     for name in names:
         if getattr(task, name) != type(task).model_fields[name].default:
             raise ValueError(f"{name} is not a setting of this data set: leave it out")
+
+
+def _usual_partition(values: dict[Any, Any]) -> str:
+    """Return the partition of images for which none is given."""
+    return "natural" if values.get("dataset", "digits") in IMAGE_CLIENTS else "iid"
 
 
 def _natural(values: Any, usual: str) -> Any:

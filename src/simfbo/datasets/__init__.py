@@ -38,6 +38,9 @@ class ImageData(NamedTuple):
         test_images: As `train_images`.
         test_labels: As `train_labels`.
         name: The name passed to `load`.
+        train_clients: The client that holds each training image [N], numbered from 0; None if the
+            dataset has no natural clients.
+        test_clients: As `train_clients`.
     """
 
     train_images: NDArray[np.uint8]
@@ -45,6 +48,8 @@ class ImageData(NamedTuple):
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int32]
     name: str
+    train_clients: NDArray[np.int32] | None = None
+    test_clients: NDArray[np.int32] | None = None
 
 
 class Status(NamedTuple):
@@ -77,13 +82,13 @@ def load(name: str, data_dir: Path | None = None, offline: bool = False) -> Imag
         UserError: If the name is unknown or the data is not available.
     """
     if name == "digits":
-        return ImageData(*digits.arrays(), name=name)
+        return ImageData(**digits.arrays()._asdict(), name=name)
     if name not in IMAGE_SETS:
         kind = "dataset of images" if name in TABLES else "dataset"
         raise UserError(_unknown(name, kind, NAMES))
     dataset = IMAGE_SETS[name]
     files = cache.obtain(dataset, cache.root(data_dir), offline)
-    return ImageData(*dataset.arrays(files), name=name)
+    return ImageData(**dataset.arrays(files)._asdict(), name=name)
 
 
 def load_table(name: str, data_dir: Path | None = None, offline: bool = False) -> TableData:

