@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from simfbo import checks
-from simfbo.algorithms import simfbo
-from simfbo.checks import LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
-from simfbo.core import trees
-from simfbo.core.federation import View
+from simfbo.algorithms import mimefbo, simfbo
+from simfbo.checks import LAWS, MEMORY_LAWS, SINGLE_LOOP_LAWS, CheckError, check_algorithm
+from simfbo.core import memory, trees
+from simfbo.core.federation import View, WithMemory
 from simfbo.core.problem import Point
 
-BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS}
+BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS + MEMORY_LAWS}
 
 
 def with_round(algorithm, change):
@@ -127,9 +127,88 @@ def local_steps_on_server(problem, local, server):
     return simfbo(problem, local, local)
 
 
+def scaffold(problem, local, server):
+    return mimefbo(problem, local, server, control="memory")
+
+
+def leaky(problem, local, server):
+    """Mixes what clients remember after every round."""
+
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
+        federation.client_memory = jax.tree.map(
+            lambda a: jnp.broadcast_to(a.mean(0), a.shape), federation.client_memory
+        )
+        return after
+
+    return with_round(scaffold(problem, local, server), change)
+
+
+def gullible(problem, local, server):
+    """Lets clients remember replies that were refused."""
+
+    def change(round, state, federation, key):
+        before = federation.client_memory
+        after = round(state, federation, key)
+        latest = federation.latest
+        federation.client_memory = memory.kept(before, latest.memory, latest.request.ids, None)
+        return after
+
+    return with_round(scaffold(problem, local, server), change)
+
+
+def by_number(problem, local, server):
+    """Treats clients by their numbers."""
+    base = scaffold(problem, local, server)
+    step = base.client_steps[0]
+
+    def numbered(payload, client):
+        message, kept = step(payload, client)
+        return WithMemory(
+            message, trees.scale(1 + 1e-3 * jnp.asarray(client.data.client, float), kept)
+        )
+
+    def change(round, state, federation, key):
+        def other(client_step, *rest):
+            return federation.sum(numbered, *rest)
+
+        return round(state, View(federation, other, federation.gather), key)
+
+    return with_round(base, change)._replace(client_steps=(numbered,))
+
+
+def first_h(problem, local, server):
+    """Corrects local steps by the direction of the first round, for ever."""
+
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
+        return after._replace(h=after.h if int(state.norm_count) == 0 else state.h)
+
+    return with_round(mimefbo(problem, local, server), change)
+
+
+def hidden_h(problem, local, server):
+    """Keeps h outside of the state, so that it is another round's after a restart."""
+    kept = []
+
+    def change(round, state, federation, key):
+        state = state._replace(h=kept[-1]) if kept else state
+        after = round(state, federation, key)
+        kept.append(after.h)
+        return after
+
+    return with_round(mimefbo(problem, local, server), change)
+
+
 @pytest.mark.parametrize(
     ("factory", "name"),
     [
+        (leaky, "asked"),
+        (gullible, "refused"),
+        (by_number, "order"),
+        (first_h, "exact at any local step"),
+        (hidden_h, "resumed"),
+        (hidden_h, "repeatable"),
         (forgetful, "repeatable"),
         (engine_dependent, "engines agree"),
         (talkative, "ledger is cost"),

@@ -184,8 +184,12 @@ def test_a_private_lower_level_has_a_solution_of_its_own():
 
 def test_only_x_travels():
     federation = SimulatedFederation(TASK.data)
-    found = cost(simfbo(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
-    assert (found.floats_down, found.floats_up) == (5 * 3, 5 * (3 + 1))
+    for factory, more in ((simfbo, 0), (shrofbo, 1)):
+        found = cost(factory(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
+        assert (found.floats_down, found.floats_up) == (5 * 3, 5 * (3 + more))
+    shared = cost(simfbo(TASK.problem, LOCAL), federation, TASK.x0, TASK.y0).total
+    private = cost(simfbo(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
+    assert private.bytes_up + private.bytes_down < 0.6 * (shared.bytes_up + shared.bytes_down)
 
 
 @pytest.mark.parametrize("factory", [fednest, aggitd, fedbio, memfbo, mimefbo])

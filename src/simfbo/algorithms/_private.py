@@ -59,8 +59,9 @@ def private_lower(
 
     def round(state: PrivateState, federation: Federation, key: jax.Array) -> PrivateState:
         cohort = federation.cohort(key)
-        q, norm = federation.sum(private_step, Point(x=state.x), cohort, key, local)
+        q, norm = federation.sum(private_step, Point(x=state.x), cohort, key, local), 1.0
         if normalised:
+            q, norm = q
             q = scale(mean_work(federation, cohort, key, norm, state), q)
         x, kept = move(q.x, state.server, state.x)
         return PrivateState(x, state.y, kept, state.norm_sum + norm, state.norm_count + 1)
@@ -85,9 +86,10 @@ def _client_step(
 
     def private_step(payload: Point[PyTree], client: Client) -> WithMemory:
         q, memory = _stepped(draw, payload.x, client, radius)
+        if not normalised:
+            return WithMemory(Point(x=q), memory)
         norm = jnp.asarray(client.plan.norm)
-        q = trees.scale(1 / norm, q) if normalised else q
-        return WithMemory((Point(x=q), norm), memory)
+        return WithMemory((Point(x=trees.scale(1 / norm, q)), norm), memory)
 
     return private_step
 

@@ -40,6 +40,10 @@ def cost(config: RunConfig, data_dir: Path | None) -> int:
         floats = f"{sent.floats_down:,}", f"{sent.floats_up:,}"
         table.add_row(name, str(sent.rounds), *floats, size(sent.bytes_down), size(sent.bytes_up))
     OUT.print(table)
+    federation.remember(algorithm, task.x0, task.y0)
+    if federation.memory_bytes:
+        kept = size(federation.memory_bytes)
+        OUT.print(f"Every client keeps {kept} from one exchange to the next, which are not sent.")
     if ledger.total.estimated:
         OUT.print("Bytes of entropy codes are those of normally distributed messages; a run counts "
                   "its own.")  # fmt: skip

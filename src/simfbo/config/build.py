@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from simfbo import checks
-from simfbo.algorithms import Plan, auto_steps, with_settings
+from simfbo.algorithms import Plan, auto_steps, with_momenta, with_settings
 from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
@@ -178,6 +178,8 @@ def build(config: RunConfig, task: Task) -> Built:
     """Return the objects of the run that a configuration describes."""
     algorithm, evaluate = build_method(config, task), task.evaluate
     federation = build_federation(config, task.data)
+    if config.aggregation.momenta is not None:
+        algorithm = with_momenta(algorithm, config.aggregation.momenta)
     if config.privacy is not None:
         algorithm = private(algorithm, _privacy(config.privacy))
         evaluate = _with_epsilon(config.privacy, config, task, federation)

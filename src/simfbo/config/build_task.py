@@ -21,6 +21,7 @@ from simfbo.config.tasks import (
 from simfbo.core import partition
 from simfbo.core.keys import Purpose, seed_rng
 from simfbo.errors import UserError
+from simfbo.runs.files import Json
 from simfbo.tasks import Task, samples
 from simfbo.tasks.models import Model, cnn, mlp
 
@@ -138,17 +139,25 @@ def hyper_representation(
     images = datasets.load(settings.dataset, data_dir)
     classes = int(images.train_labels.max()) + 1
     images = _of_seen(_first(images, settings), settings)
+    parts = _parts(settings, images.train_labels, images.train_clients, seed)
+    common: Json = {
+        "model": _model(settings, images, classes),
+        "upper_share": settings.upper_share,
+        "batch_size": settings.batch_size,
+        "regularisation": settings.regularisation,
+        "seed": seed,
+    }
+    if settings.private:
+        if settings.partition != "natural":
+            images = images._replace(test_clients=None)
+        return tasks.private_heads(images, parts, **common)
     return tasks.hyper_representation(
         images,
-        _parts(settings, images.train_labels, images.train_clients, seed),
-        model=_model(settings, images, classes),
-        upper_share=settings.upper_share,
-        batch_size=settings.batch_size,
-        regularisation=settings.regularisation,
+        parts,
+        **common,
         unseen=settings.unseen,
         together=settings.together,
         pull=settings.pull,
-        seed=seed,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from simfbo.config.fields import Absent, Positive, Strict
+from simfbo.config.fields import Absent, Positive, Strict, Weight
 
 AggregatorName = Literal[
     "mean", "median", "trimmed-mean", "clipped-mean", "geometric-median", "centred-clipping"
@@ -24,7 +24,8 @@ class AggregationConfig(Strict):
     """How messages are combined, by channel.
 
     The default `clip` is the cohort's median norm, the default `radius` the median distance of its
-    messages from their median.
+    messages from their median. With `momenta`, clients send moving averages of their messages, with
+    this weight of the newest.
     """
 
     x: AggregatorName = "mean"
@@ -34,6 +35,7 @@ class AggregationConfig(Strict):
     clip: Annotated[Positive | None, Absent] = None
     radius: Annotated[Positive | None, Absent] = None
     iterations: Annotated[int, Field(ge=1, le=1000)] = 8
+    momenta: Annotated[Weight | None, Absent] = None
 
 
 class ChannelsConfig(Strict):

@@ -88,6 +88,7 @@ class HyperRepresentationSettings(PartitionedSettings):
     The default of `upper_share` is 0.5 for iid clients and 0.2 for others, as in the released
     baselines. `train_images` and `test_images` limit how many of the first images are used.
     `unseen` clients take no part: heads of their own are fitted and tested on their images.
+    `private` gives every client a head of its own, which it keeps: a private lower level.
     """
 
     model: Literal["mlp", "cnn"] = "mlp"
@@ -99,6 +100,7 @@ class HyperRepresentationSettings(PartitionedSettings):
     test_images: Annotated[Count | None, Absent] = None
     unseen: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     together: bool = False
+    private: bool = False
     pull: Positive = 0.2
 
     @model_validator(mode="before")
@@ -113,6 +115,8 @@ class HyperRepresentationSettings(PartitionedSettings):
     def _leaves_clients(self) -> "HyperRepresentationSettings":
         if self.unseen >= self.clients:
             raise ValueError(f"unseen must leave some of the {self.clients} clients to train")
+        if self.private and (self.unseen or self.together):
+            raise ValueError("private heads are tested on their own clients: omit unseen, together")
         if self.partition == "natural" and (self.train_images or self.test_images):
             raise ValueError(
                 "the first images are those of the first natural clients: leave train_images and "

@@ -95,7 +95,7 @@ def hyper_representation(
             _ACCURACIES,
         )  # fmt: skip
     if left_out:
-        metric, scaled = "unseen_accuracy", _scaled(model, *scale)
+        metric, scaled = "unseen_accuracy", scaled_features(model, *scale)
         personal = personal_accuracies(scaled, halves(pixels, labels, left_out, seed), pull)
         evaluate = _with_unseen(personal, evaluate)
         whole = federate((pixels, labels), seen, seen, batch_size=batch_size)
@@ -120,7 +120,7 @@ def losses(model: Model, mean: float, deviation: float, weight: float) -> Bileve
     return BilevelProblem(loss, regularised(loss, weight))
 
 
-def _scaled(model: Model, mean: float, deviation: float) -> Features:
+def scaled_features(model: Model, mean: float, deviation: float) -> Features:
     """Return the function (x, images) -> features, on standardised pixels."""
 
     def features(x: PyTree, images: jax.Array) -> jax.Array:

@@ -37,10 +37,11 @@ class Half(NamedTuple):
 def halves(images: np.ndarray, labels: np.ndarray, parts: Rows, seed: int) -> tuple[Half, Half]:
     """Split each client's images into those it fits on and those it is tested on."""
     fitted, tested = halve(parts, 0.5, seed)
-    return _padded(images, labels, fitted), _padded(images, labels, tested)
+    return padded(images, labels, fitted), padded(images, labels, tested)
 
 
-def _padded(images: np.ndarray, labels: np.ndarray, parts: Rows) -> Half:
+def padded(images: np.ndarray, labels: np.ndarray, parts: Rows) -> Half:
+    """Return the samples of each client, padded to a common length."""
     longest = max(map(len, parts))
     rows = np.stack([np.resize(part, longest) for part in parts])
     own = np.stack([np.arange(longest) < len(part) for part in parts])
@@ -75,6 +76,30 @@ def fit_head(
         return trees.add(head, speed), speed
 
     return jax.lax.fori_loop(0, _STEPS, step, (shared, trees.zeros_like(shared)))[0]
+
+
+def own_accuracies(
+    features: Features, split: tuple[Half, Half], pull: float
+) -> Callable[[PyTree, Linear], jax.Array]:
+    """Return (x, y) -> the accuracy of every client's own head, which starts at y.
+
+    Args:
+        features: (x, images) -> features.
+        split: what each client fits its head on, and what it is tested on.
+        pull: how strongly heads are pulled towards y.
+    """
+
+    @jax.jit
+    def accuracies(x: PyTree, y: Linear) -> jax.Array:
+        def one(pair: tuple[Half, Half]) -> jax.Array:
+            fit, test = pair
+            weights = fit.weights.astype(y.weight.dtype)
+            own = fit_head(features(x, fit.images), fit.labels, weights, y, pull)
+            return _accuracy(own(features(x, test.images)), test)
+
+        return jax.lax.map(one, split)
+
+    return accuracies
 
 
 def personal_accuracies(
