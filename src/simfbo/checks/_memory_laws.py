@@ -70,7 +70,7 @@ def resumes_exactly(factory: Factory) -> float:
     task = small_task(samples=6, noise=1.0, batch_size=2)
 
     def federation() -> Engine:
-        return SimulatedFederation(task.data, without_replacement(2), uniform(1, 3))
+        return SimulatedFederation(task.data, without_replacement(2), uniform(2, 4))
 
     whole, cut, again = federation(), federation(), federation()
     algorithm = factory(task.problem, GAMMA, GAMMA)
