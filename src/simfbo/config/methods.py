@@ -33,6 +33,7 @@ class MemFBOSettings(LocalAndServer):
     local: TwoStepSizes = TwoStepSizes()
     server: TwoStepSizes | None = None
     penalty: Positive = 100.0
+    order: Literal[1, 2] = 1
 
 
 class FedNestSettings(MethodSettings):
