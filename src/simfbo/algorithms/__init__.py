@@ -1,16 +1,19 @@
-"""Algorithms, one paper per file, and automatic step sizes for all of them."""
+"""Algorithms, one paper per file, with automatic step sizes for all of them and tuning-free ones for some."""
 
 from simfbo.algorithms._aggitd import aggitd
 from simfbo.algorithms._auto_steps import Plan, auto_steps
 from simfbo.algorithms._common import once_per_problem, with_settings
 from simfbo.algorithms._fedavg import fedavg
 from simfbo.algorithms._fedbio import fedbio
+from simfbo.algorithms._fedbioacc import fedbioacc
 from simfbo.algorithms._fedmbo import fedmbo
+from simfbo.algorithms._fedmsa import fedmsa
 from simfbo.algorithms._fednest import fednest
 from simfbo.algorithms._lfednest import lfednest
 from simfbo.algorithms._memfbo import memfbo
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
+from simfbo.algorithms._tuning_free import tuning_free
 
 __all__ = [
     "Plan",
@@ -18,12 +21,15 @@ __all__ = [
     "auto_steps",
     "fedavg",
     "fedbio",
+    "fedbioacc",
     "fedmbo",
+    "fedmsa",
     "fednest",
     "lfednest",
     "memfbo",
     "once_per_problem",
     "shrofbo",
     "simfbo",
+    "tuning_free",
     "with_settings",
 ]

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
 from simfbo.algorithms._common import (
     Draw,
-    Rule,
+    Server,
     State,
     local_steps,
     once_per_problem,
@@ -72,7 +73,7 @@ class CentralState(NamedTuple):
 def memfbo(
     problem: BilevelProblem,
     local: Point[float],
-    server: Point[Rule] | None = None,
+    server: Server | None = None,
     penalty: float = 100.0,
     order: int = 1,
 ) -> Algorithm:
@@ -142,6 +143,10 @@ def _client_step(problem: BilevelProblem, penalty: float, order: int) -> ClientS
 
 def _alike(sizes: Any) -> PyTree:
     """Return the step sizes with that of y for u."""
+    if isinstance(sizes, optax.GradientTransformation):
+        raise UserError(
+            "MemFBO must move y and u alike: give the server a step size or rule for x and y."
+        )
     return sizes._replace(v=sizes.y)
 
 

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from simfbo.config.catalogue import METHODS, Method
 from simfbo.config.fields import (
     Absent,
@@ -69,6 +71,22 @@ class FedBiOSettings(MethodSettings):
     radius: Radius = 10.0
 
 
+class FedBiOAccSettings(FedBiOSettings):
+    """FedBiOAcc; `delta` and `u` make the step sizes fall, `c` makes the momentum."""
+
+    delta: Positive = 10.0
+    u: Positive = 1000.0
+    c: Positive = 0.1
+
+
+class FedMSASettings(MethodSettings):
+    """FedMSA; its `momentum` is STORM's a."""
+
+    steps: StepSizes = StepSizes()
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    radius: Radius = 10.0
+
+
 class FedMBOSettings(MethodSettings):
     """FedMBO; its step `v` is that of the series along the chains."""
 
@@ -106,5 +124,8 @@ METHODS.add(
     _record(6, "fedmbo", "FedMBO", FedMBOSettings, sampling="with-replacement",
             laws={"": {"v": 0.3, "neumann_terms": 12}}),
     _record(7, "memfbo", "MemFBO", MemFBOSettings, one_exchange=True, adds_up_work=True,
-            laws={"": {"penalty": 1e4}}),
+            laws={"": {"penalty": 1e4}, "-order-2": {"penalty": 100.0, "order": 2}}),
+    _record(8, "fedmsa", "FedMSA", FedMSASettings),
+    _record(9, "fedbioacc", "FedBiOAcc", FedBiOAccSettings, sampling="everyone", one_exchange=True,
+            adds_up_work=True),
 )  # fmt: skip
