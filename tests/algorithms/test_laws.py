@@ -18,6 +18,9 @@ DECLARED = {
     "fedbio": {"unequal local work"},
     "fedmbo": DRAWN,
     "memfbo": {"unequal local work"},
+    "memfbo-order-2": {"unequal local work"},
+    "fedmsa": set(),
+    "fedbioacc": {"unequal local work"},
 }
 
 

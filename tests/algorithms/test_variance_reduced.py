@@ -79,7 +79,7 @@ def test_fedmsa_is_its_equations_over_several_rounds():
         ends = []
         for i, tau in enumerate(TAUS):
             own, d = z, h
-            for k in range(tau):
+            for _ in range(tau):
                 after = own - PER_NUMBER * d
                 d = d + direction(i, after) - direction(i, own)
                 own = after

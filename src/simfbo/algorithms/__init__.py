@@ -1,4 +1,4 @@
-"""Algorithms, one paper per file, with automatic step sizes for all of them and tuning-free ones for some."""
+"""Algorithms, one paper per file; automatic step sizes for all, tuning-free ones for some."""
 
 from simfbo.algorithms._aggitd import aggitd
 from simfbo.algorithms._auto_steps import Plan, auto_steps

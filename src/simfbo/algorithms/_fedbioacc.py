@@ -104,9 +104,7 @@ def _checked(schedule: Schedule) -> Schedule:
 
 
 @once_per_problem
-def _client_step(
-    problem: BilevelProblem, radius: float | None, schedule: Schedule
-) -> ClientStep:
+def _client_step(problem: BilevelProblem, radius: float | None, schedule: Schedule) -> ClientStep:
     draw = drawn_directions(problem)
 
     def fedbioacc_step(payload: PyTree, client: Client) -> PyTree:

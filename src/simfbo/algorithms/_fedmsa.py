@@ -133,7 +133,7 @@ def _init(x: PyTree, y: PyTree) -> MsaState:
 
 @jax.jit
 def _estimate(momentum: float, state: MsaState, news: Point[PyTree]) -> Point[PyTree]:
-    """Return h_t; in the first iteration z_{t-1} is z_t, and the news are a times the directions."""
+    """Return h_t; at first z_{t-1} is z_t, and the news are a times the cohort's directions."""
     first = state.iteration == 0
     scale = jnp.where(first, 1 / jnp.asarray(momentum, float), 1.0)
     return trees.add_scaled(trees.scale(scale, news), 1 - jnp.asarray(momentum, float), state.h)

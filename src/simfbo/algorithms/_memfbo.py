@@ -49,7 +49,7 @@ class MemState(NamedTuple):
 
 
 class CentralState(NamedTuple):
-    """The variables of order 2: `base.y` and `base.v` are u- and u+, the minimisers on each side."""
+    """The variables of order 2: `base.y` and `base.v` are u- and u+, a minimiser on each side."""
 
     base: State
 
@@ -91,8 +91,8 @@ def memfbo(
         d_+- = grad_y g(x, u+-) +- grad_y f(x, u+-) / lambda;
         d_x = [grad_x f(x, u+) + grad_x f(x, u-)] / 2 + lambda/2 [grad_x g(x, u+) - grad_x g(x, u-)]
 
-    and the state's y is (u+ + u-) / 2. d_x tends to the hypergradient as 1/lambda^2, at the price of
-    one more gradient of f. lambda must be so large that g - f/lambda is still convex in y.
+    and the state's y is (u+ + u-) / 2. d_x tends to the hypergradient as 1/lambda^2, at the price
+    of one more gradient of f. lambda must be so large that g - f/lambda is still convex in y.
 
     Args:
         problem: the two losses.

@@ -13,7 +13,15 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError,
 
 from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
 from simfbo.config.codecs import CodecsConfig
-from simfbo.config.fields import LARGEST, Clients, Count, MethodSettings, StepSizes, Strict, TaskSettings
+from simfbo.config.fields import (
+    LARGEST,
+    Clients,
+    Count,
+    MethodSettings,
+    StepSizes,
+    Strict,
+    TaskSettings,
+)
 from simfbo.config.files import read
 from simfbo.config.messages import dotted, sentence
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
