@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 
 from simfbo import Ledger, Point, SimulatedFederation, cost
-from simfbo.algorithms import aggitd, fedbio, fedmbo, fednest, lfednest, memfbo, shrofbo, simfbo
+from simfbo.algorithms import (
+    aggitd,
+    fedbio,
+    fedbioacc,
+    fedmbo,
+    fedmsa,
+    fednest,
+    lfednest,
+    memfbo,
+    shrofbo,
+    simfbo,
+    tuning_free,
+)
 from simfbo.core.sampling import without_replacement
 from simfbo.datasets import ImageData
 from simfbo.tasks import hyper_representation
@@ -28,12 +40,24 @@ HYPERGRADIENT = ((1, 2), (1, 0))  # (x, y, v) down, a gradient in x up
 UPPER_LOCAL = ((2, 1), (1, 0))  # (x, y, h) down, a change of x up
 DIRECT = ((1, 1), (1, 0))  # (x, y) down, a gradient or a change of x up
 ALL = ((1, 2), (1, 2))
+TWICE = ((2, 4), (1, 2))  # (x, y, v) and as much again down, one change of each up
+ESTIMATORS = ((2, 4), (2, 4))  # (x, y, v) and estimators of their directions, both ways
+# Numbers beside them, (down, up): ||a_i||_1; the local steps before, and tau_i with a count.
+EXTRA = {"shrofbo": (0, 1), "fedbioacc": (1, 2), "tuning-free": (0, 1)}
 
 CASES = {
     "simfbo": (simfbo, (), [ALL]),
     "shrofbo": (shrofbo, (), [ALL]),
     "fedbio": (fedbio, (), [ALL]),
     "memfbo": (memfbo, (), [ALL]),
+    "memfbo, order 2": (memfbo, (None, 100.0, 2), [ALL]),
+    "fedmsa": (fedmsa, (), [TWICE, TWICE]),
+    "fedbioacc": (fedbioacc, (), [ESTIMATORS]),
+    "tuning-free": (
+        lambda problem, _: tuning_free(lambda plan: shrofbo(problem, plan.local, plan.server)),
+        (),
+        [ALL],
+    ),
     "fednest": (
         fednest,
         (K, N),
@@ -47,7 +71,8 @@ CASES = {
     "lfednest": (lfednest, (K, N), K * [GRADIENT] + [DIRECT]),
 }
 ROUNDS = {
-    "simfbo": 1, "shrofbo": 1, "fedbio": 1, "memfbo": 1, "fednest": 2 * K + N + 3,
+    "simfbo": 1, "shrofbo": 1, "fedbio": 1, "memfbo": 1, "memfbo, order 2": 1, "fedmsa": 2,
+    "fedbioacc": 1, "tuning-free": 1, "fednest": 2 * K + N + 3,
     "fednest as released": 2 * K + N + 3, "lfednest": K + 1,
 }  # fmt: skip
 
@@ -77,8 +102,8 @@ def floats(exchanges):
 def test_rounds_and_bytes(mnist_like, single_precision, name):
     factory, options, exchanges = CASES[name]
     total = ledger(mnist_like, factory(mnist_like.problem, STEPS, *options)).total
-    down, up = floats(exchanges)
-    up += name == "shrofbo"  # and ||a_i||_1
+    more = EXTRA.get(name, (0, 0))
+    down, up = (one + extra for one, extra in zip(floats(exchanges), more, strict=True))
     assert total.rounds == ROUNDS[name] == len(exchanges)
     assert (total.floats_down, total.floats_up) == (P * down, P * up)
     assert (total.bytes_down, total.bytes_up) == (4 * P * down, 4 * P * up)

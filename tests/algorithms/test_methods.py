@@ -368,6 +368,65 @@ def test_memfbo_is_its_equations(steps):
     np.testing.assert_allclose(state.penalised, u, rtol=1e-12)
 
 
+def central(x, penalty):
+    """Return u- and u+, the minimisers of g -+ f / lambda, and the direction of x there."""
+    left, right = TRUTH.C / penalty, TRUTH.Ct / penalty
+    minus, plus = (
+        np.linalg.solve(TRUTH.A + s * left, TRUTH.B @ x + TRUTH.c + s * right) for s in (-1, 1)
+    )
+    d_x = TRUTH.D @ x - TRUTH.Ds - penalty / 2 * TRUTH.B.T @ (plus - minus)
+    return minus, plus, d_x
+
+
+def test_memfbo_of_order_2_stays_at_the_minimisers_and_moves_x_along_the_central_difference():
+    minus, plus, d_x = central(START.x, 80.0)
+    algorithm = memfbo(TASK.problem, STEPS, penalty=80.0, order=2)
+    state = algorithm.init(START.x, minus)
+    np.testing.assert_array_equal(state.sides[0], state.sides[1])
+    state = state._replace(base=state.base._replace(v=plus))
+    np.testing.assert_allclose(state.y, (minus + plus) / 2, rtol=1e-14)
+    after = algorithm.round(state, SimulatedFederation(TASK.data), KEY)
+    np.testing.assert_allclose(after.sides, (minus, plus), atol=1e-12)
+    np.testing.assert_allclose(START.x - after.x, STEPS.x * d_x, rtol=1e-10)
+
+
+def test_memfbo_of_order_2_has_an_error_that_falls_fourfold_as_lambda_doubles():
+    """That of the hypergradient, and that of y = (u+ + u-) / 2; order 1 halves the first."""
+    exact, penalties = TRUTH.hypergradient(START.x), (10, 20, 40, 80)
+    found = [central(START.x, penalty) for penalty in penalties]
+    errors = {
+        "order 1": [np.linalg.norm(penalised(START.x, one)[2] - exact) for one in penalties],
+        "order 2": [np.linalg.norm(d_x - exact) for _, _, d_x in found],
+        "y": [np.linalg.norm((minus + plus) / 2 - TRUTH.y(START.x)) for minus, plus, _ in found],
+    }
+    falls = {name: np.divide(one[:-1], one[1:]) for name, one in errors.items()}
+    np.testing.assert_allclose(falls["order 1"], 2, atol=0.25)
+    np.testing.assert_allclose(falls["order 2"], 4, atol=0.25)
+    np.testing.assert_allclose(falls["y"], 4, atol=0.25)
+
+
+@both
+def test_memfbo_of_order_2_is_its_equations(steps):
+    penalty, sums = 20.0, []
+    for i, tau in enumerate(TAUS):
+        x, minus, plus, moved = START.x, START.y, START.y, np.zeros(11)
+        for _ in range(tau):
+            d_x = (f_x(i, x, minus) + f_x(i, x, plus)) / 2
+            d_x = d_x - penalty / 2 * Q.B[i].T @ (plus - minus)
+            d_m = g_y(i, x, minus) - f_y(i, x, minus) / penalty
+            d_p = g_y(i, x, plus) + f_y(i, x, plus) / penalty
+            d = steps.x * d_x, steps.y * d_m, steps.y * d_p
+            x, minus, plus = x - d[0], minus - d[1], plus - d[2]
+            moved = moved - np.concatenate(d)
+        sums.append(moved)
+    x, minus, plus = np.split(np.concatenate([START.x, START.y, START.y]) + mean(sums), [3, 7])
+    algorithm = memfbo(TASK.problem, steps, penalty=penalty, order=2)
+    state = algorithm.round(algorithm.init(*START[:2]), UNEQUAL, KEY)
+    alike(state, x, (minus + plus) / 2)
+    np.testing.assert_allclose(state.sides, (minus, plus), rtol=1e-12, atol=1e-12)
+    assert not hasattr(state, "v")
+
+
 def test_memfbo_moves_y_and_u_alike_and_has_no_v():
     steps = Point(x=0.05, y=0.1, v=99.0)
     algorithm = memfbo(TASK.problem, steps, penalty=320.0)

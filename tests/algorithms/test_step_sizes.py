@@ -19,13 +19,16 @@ METHODS = {
     "simfbo": lambda problem, steps: algorithms.simfbo(problem, steps),
     "shrofbo": lambda problem, steps: algorithms.shrofbo(problem, steps),
     "memfbo": lambda problem, steps: algorithms.memfbo(problem, steps, penalty=10.0),
+    "memfbo, order 2": lambda problem, steps: algorithms.memfbo(problem, steps, order=2),
+    "fedmsa": lambda problem, steps: algorithms.fedmsa(problem, steps, radius=5.0),
+    "fedbioacc": lambda problem, steps: algorithms.fedbioacc(problem, steps, radius=5.0),
     "fednest": lambda problem, steps: algorithms.fednest(problem, steps, 1, 2),
     "lfednest": lambda problem, steps: algorithms.lfednest(problem, steps, 1, 2),
     "aggitd": lambda problem, steps: algorithms.aggitd(problem, steps, 2),
     "fedbio": lambda problem, steps: algorithms.fedbio(problem, steps, radius=5.0),
     "fedmbo": lambda problem, steps: algorithms.fedmbo(problem, steps, 1, 2),
 }
-CLIENT_STEPS = {"fednest": 6, "lfednest": 2, "aggitd": 7, "fedmbo": 4}  # where not one
+CLIENT_STEPS = {"fednest": 6, "lfednest": 2, "aggitd": 7, "fedmbo": 4, "fedmsa": 2}  # where not one
 
 
 def new_problem():

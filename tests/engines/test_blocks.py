@@ -30,7 +30,12 @@ METHODS = {
     "fednest released": algorithms.fednest(TASK.problem, STEPS, 1, 2, mode="as_released"),
     "lfednest": algorithms.lfednest(TASK.problem, STEPS),
     "fedbio": algorithms.fedbio(TASK.problem, STEPS, radius=5.0),
-    "memfbo": algorithms.memfbo(TASK.problem, STEPS),
+    "memfbo": algorithms.memfbo(TASK.problem, STEPS, order=2),
+    "fedmsa": algorithms.fedmsa(TASK.problem, STEPS, radius=0.5),
+    "fedbioacc": algorithms.fedbioacc(TASK.problem, STEPS, radius=5.0),
+    "tuning-free": algorithms.tuning_free(
+        lambda plan: algorithms.shrofbo(TASK.problem, plan.local, plan.server)
+    ),
     "fedavg": algorithms.fedavg(TASK.problem, 0.2),
 }
 WORLDS = {

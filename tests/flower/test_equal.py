@@ -30,7 +30,8 @@ from simfbo.tasks import quadratic
 
 STEPS = Point(x=0.05, y=0.1, v=0.1)
 TASK = quadratic(clients=6, samples=5, noise=0.3, seed=1)
-METHODS = ("simfbo", "shrofbo", "fednest", "fedmbo", "lfednest", "aggitd", "fedbio", "memfbo")
+METHODS = ("simfbo", "shrofbo", "fednest", "fedmbo", "lfednest", "aggitd", "fedbio", "memfbo",
+           "fedmsa", "fedbioacc")  # fmt: skip
 TAUS = [1, 4, 2, 3, 1, 5]
 
 

@@ -248,6 +248,12 @@ METHODS = {
     "fedbio": algorithms.fedbio(TASK.problem, STEPS),
     "fedmbo": algorithms.fedmbo(TASK.problem, STEPS, neumann_terms=2),
     "memfbo": algorithms.memfbo(TASK.problem, STEPS),
+    "memfbo, order 2": algorithms.memfbo(TASK.problem, STEPS, order=2),
+    "fedmsa": algorithms.fedmsa(TASK.problem, STEPS),
+    "fedbioacc": algorithms.fedbioacc(TASK.problem, STEPS),
+    "tuning-free": algorithms.tuning_free(
+        lambda plan: algorithms.shrofbo(TASK.problem, plan.local, plan.server)
+    ),
     "private": private(HEAVY, Privacy()),
 }
 

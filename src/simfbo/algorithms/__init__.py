@@ -1,11 +1,14 @@
-"""Algorithms, one paper per file, and automatic step sizes for all of them."""
+"""Algorithms, one paper per file; automatic step sizes for all, tuning-free ones for some."""
 
 from simfbo.algorithms._aggitd import aggitd
 from simfbo.algorithms._auto_steps import Plan, auto_steps
 from simfbo.algorithms._common import once_per_problem, with_settings
 from simfbo.algorithms._fedavg import fedavg
 from simfbo.algorithms._fedbio import fedbio
+from simfbo.algorithms._fedbioacc import fedbioacc
+from simfbo.algorithms._fedbioacc_local import fedbioacc_local
 from simfbo.algorithms._fedmbo import fedmbo
+from simfbo.algorithms._fedmsa import fedmsa
 from simfbo.algorithms._fednest import fednest
 from simfbo.algorithms._lfednest import lfednest
 from simfbo.algorithms._memfbo import memfbo
@@ -13,6 +16,7 @@ from simfbo.algorithms._mimefbo import mimefbo
 from simfbo.algorithms._momenta import with_momenta
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
+from simfbo.algorithms._tuning_free import tuning_free
 
 __all__ = [
     "Plan",
@@ -20,7 +24,10 @@ __all__ = [
     "auto_steps",
     "fedavg",
     "fedbio",
+    "fedbioacc",
+    "fedbioacc_local",
     "fedmbo",
+    "fedmsa",
     "fednest",
     "lfednest",
     "memfbo",
@@ -28,6 +35,7 @@ __all__ = [
     "once_per_problem",
     "shrofbo",
     "simfbo",
+    "tuning_free",
     "with_momenta",
     "with_settings",
 ]

@@ -32,6 +32,7 @@ Draw = Callable[[Point[PyTree], Client, jax.Array], Point[PyTree]]
 Direction = Callable[[PyTree, jax.Array], PyTree]
 Mode = Literal["paper", "as_released"]
 Rule = float | optax.GradientTransformation
+Server = Point[Rule] | optax.GradientTransformation
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -143,7 +144,7 @@ class State(NamedTuple):
     x: PyTree
     y: PyTree
     v: PyTree
-    server: Point[PyTree]
+    server: PyTree
     projected: jax.Array
 
 
@@ -281,14 +282,16 @@ def drift(z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: Sc
 
 
 def server_side(
-    gamma: Point[Rule], radius: float | None
+    gamma: Server, radius: float | None
 ) -> tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]:
     """Return the server's `init(x0, y0)` and its compiled `advance(state, direction)`.
 
-    Step sizes are inputs of the compiled step; Optax transformations are part of it.
+    Step sizes are inputs of the compiled step; Optax transformations are part of it. One
+    transformation in place of a point moves the three variables together: it sees all of them.
     """
-    if radius is not None and not radius > 0:
-        raise UserError(f"The radius of v must be positive, got {radius}; omit it for none.")
+    require_radius(radius)
+    if isinstance(gamma, optax.GradientTransformation):
+        return _moved_together(gamma, radius)
     pairs = [_split(rule) for rule in gamma]
     rules, sizes = (Point(*part) for part in zip(*pairs, strict=True))
 
@@ -299,6 +302,21 @@ def server_side(
 
     def advance(state: State, d: Point[PyTree]) -> State:
         return _advance(rules, radius, sizes, state, d)
+
+    return init, advance
+
+
+def _moved_together(
+    rule: optax.GradientTransformation, radius: float | None
+) -> tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]:
+    """Return `init` and `advance` of a server with one rule for the three variables."""
+
+    def init(x: PyTree, y: PyTree) -> State:
+        at = start(x, y)
+        return State(*at, rule.init(at), trees.on_device(np.zeros((), np.int32)))
+
+    def advance(state: State, d: Point[PyTree]) -> State:
+        return _advance_together(rule, radius, state, d)
 
     return init, advance
 
@@ -328,6 +346,18 @@ def _advance(
     v, opt_v = _apply(rules.v, sizes.v, d.v, state.server.v, state.v)
     v, acted = project(v, radius)
     return State(x, y, v, Point(opt_x, opt_y, opt_v), state.projected + acted)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance_together(
+    rule: optax.GradientTransformation, radius: float | None, state: State, d: Point[PyTree]
+) -> State:
+    """Move the three variables by one rule, and project v."""
+    at = Point(*state[:3])
+    updates, server = rule.update(d, state.server, at)
+    x, y, v = optax.apply_updates(at, updates)
+    v, acted = project(v, radius)
+    return State(x, y, v, server, state.projected + acted)
 
 
 def _apply(
@@ -378,6 +408,12 @@ def require_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise UserError(f"{name} must be at least 1, got {count}.")
+
+
+def require_radius(radius: float | None) -> None:
+    """Raise unless a radius is positive, or there is none."""
+    if radius is not None and not radius > 0:
+        raise UserError(f"The radius of v must be positive, got {radius}; omit it for none.")
 
 
 def require_plain(client: Client) -> None:

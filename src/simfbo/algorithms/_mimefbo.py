@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
     Draw,
-    Rule,
+    Server,
     State,
     add_scaled,
     drawn_directions,
@@ -70,7 +70,7 @@ class MimeState(NamedTuple):
 def mimefbo(
     problem: BilevelProblem,
     local: Point[float],
-    server: Point[Rule] | None = None,
+    server: Server | None = None,
     radius: float | None = None,
     control: Control = "mean",
     theta: float = 1.0,

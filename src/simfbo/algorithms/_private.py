@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from simfbo.algorithms._common import (
     Draw,
-    Rule,
+    Server,
     drawn_directions,
     local_steps,
     once_per_problem,
@@ -25,6 +26,7 @@ from simfbo.algorithms._work import mean_work
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, WithMemory
 from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.errors import UserError
 
 
 class PrivateState(NamedTuple):
@@ -40,7 +42,7 @@ class PrivateState(NamedTuple):
 def private_lower(
     problem: BilevelProblem,
     local: Point[float],
-    server: Point[Rule],
+    server: Server,
     radius: float | None,
     independent_batches: bool,
     normalised: bool,
@@ -50,6 +52,10 @@ def private_lower(
     Client i, from x and its own y_i and v_i, takes tau_i steps on all three as in `simfbo`. It
     keeps y_i and v_i, projected, and sends q_x. The server's steps of y and v are not used.
     """
+    if isinstance(server, optax.GradientTransformation):
+        raise UserError(
+            "With a private lower level the server moves x alone: give its step sizes as a Point."
+        )
     private_step = _client_step(problem, radius, independent_batches, normalised)
     init_x, move = server_step(server.x)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
-    Rule,
+    Server,
     State,
     drawn_directions,
     local_steps,
@@ -60,7 +60,7 @@ class ShroState(NamedTuple):
 def shrofbo(
     problem: BilevelProblem,
     local: Point[float],
-    server: Point[Rule] | None = None,
+    server: Server | None = None,
     radius: float | None = None,
     independent_batches: bool = False,
 ) -> Algorithm:

@@ -9,7 +9,7 @@ weighted sum of the q_i with steps of its own and projects v onto a ball.
 import jax
 
 from simfbo.algorithms._common import (
-    Rule,
+    Server,
     State,
     drawn_directions,
     local_steps,
@@ -26,7 +26,7 @@ from simfbo.core.problem import BilevelProblem, Point, PyTree
 def simfbo(
     problem: BilevelProblem,
     local: Point[float],
-    server: Point[Rule] | None = None,
+    server: Server | None = None,
     radius: float | None = None,
     independent_batches: bool = False,
 ) -> Algorithm:
@@ -47,7 +47,8 @@ def simfbo(
     Args:
         problem: the two losses.
         local: eta, the clients' step sizes; with one local step they have no effect.
-        server: gamma, as step sizes or Optax transformations; the same as `local` by default.
+        server: gamma, as step sizes or Optax transformations, or as one transformation that moves
+            the three variables together; the same as `local` by default.
         radius: r of the projection of v on the server; None for no projection.
         independent_batches: draw separate batches for the three directions, as the paper writes
             it, at about 1.5 times the cost; by default they share one lower and one upper batch.

@@ -145,7 +145,8 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
     add("--rounds", type=whole, metavar="T", help="iterations (default 500)")
     add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
-    add("--steps", help="auto: choose step sizes automatically; given: those in the settings")
+    add("--steps", help="auto: choose step sizes automatically; tuning-free: from the sizes of "
+        "directions; given: those in the settings")  # fmt: skip
     add(
         "--codecs",
         metavar="NAME",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from simfbo import checks
-from simfbo.algorithms import Plan, auto_steps, with_momenta, with_settings
+from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta, with_settings
 from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
@@ -43,13 +43,15 @@ def build_method(config: RunConfig, task: Task) -> Algorithm:
     problem, settings = task.problem, config.algorithm
     if config.steps == "given":
         return build_algorithm(settings, problem, config.rounds)
-    plain = hasattr(settings, "steps")
+    plain = hasattr(settings, "steps")  # one set of step sizes
 
     def build(plan: Plan) -> Algorithm:
         if plain:
             return _made(settings, problem, steps=plan.plain)
         return _made(settings, problem, local=plan.local, server=plan.server)
 
+    if config.steps == "tuning-free":
+        return tuning_free(build)
     return auto_steps(build, problem, task.x0, config.rounds, plain)
 
 
@@ -111,6 +113,8 @@ def _law_factory(record: Method, options: Json) -> checks.Factory:
 
     def build(problem: BilevelProblem, local: Point[float], server: Point[float]) -> Algorithm:
         factory = factory_of(record)
+        if record.private:
+            problem = problem._replace(lower_level="private")
         if "local" in settings_model(record).model_fields:
             return factory(problem, local=local, server=server, **rest)
         return factory(problem, steps=server._replace(v=options.get("v", server.v)), **rest)

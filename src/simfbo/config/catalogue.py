@@ -38,6 +38,7 @@ class Method(NamedTuple):
         sampling: how its authors sample clients, where that is not without replacement.
         one_exchange: whether it makes one exchange per cohort, so that privacy can be accounted.
         adds_up_work: whether clients that do more local work count for more.
+        private: whether it needs a problem with a private lower level.
         laws: options with which `simfbo check` tries it, by suffix of its name; `v` among them is
             a step size.
         colour: of its line in figures; the next one of the palette by default.
@@ -50,6 +51,7 @@ class Method(NamedTuple):
     sampling: str | None = None
     one_exchange: bool = False
     adds_up_work: bool = False
+    private: bool = False
     laws: Mapping[str, Json] = {"": {}}
     colour: str = ""
 

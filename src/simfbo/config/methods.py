@@ -2,6 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from simfbo.config.catalogue import METHODS, Method
 from simfbo.config.fields import (
     Absent,
@@ -44,6 +46,7 @@ class MemFBOSettings(LocalAndServer):
     local: TwoStepSizes = TwoStepSizes()
     server: TwoStepSizes | None = None
     penalty: Positive = 100.0
+    order: Literal[1, 2] = 1
 
 
 class FedNestSettings(MethodSettings):
@@ -76,6 +79,22 @@ class FedBiOSettings(MethodSettings):
     """FedBiO."""
 
     steps: StepSizes = StepSizes()
+    radius: Radius = 10.0
+
+
+class FedBiOAccSettings(FedBiOSettings):
+    """FedBiOAcc; `delta` and `u` make the step sizes fall, `c` makes the momentum."""
+
+    delta: Positive = 10.0
+    u: Positive = 1000.0
+    c: Positive = 0.1
+
+
+class FedMSASettings(MethodSettings):
+    """FedMSA; its `momentum` is STORM's a."""
+
+    steps: StepSizes = StepSizes()
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     radius: Radius = 10.0
 
 
@@ -116,8 +135,13 @@ METHODS.add(
     _record(6, "fedmbo", "FedMBO", FedMBOSettings, sampling="with-replacement",
             laws={"": {"v": 0.3, "neumann_terms": 12}}),
     _record(7, "memfbo", "MemFBO", MemFBOSettings, one_exchange=True, adds_up_work=True,
-            laws={"": {"penalty": 1e4}}),
-    _record(8, "mimefbo", "MimeFBO", MimeFBOSettings, one_exchange=True,
+            laws={"": {"penalty": 1e4}, "-order-2": {"penalty": 100.0, "order": 2}}),
+    _record(8, "fedmsa", "FedMSA", FedMSASettings),
+    _record(9, "fedbioacc", "FedBiOAcc", FedBiOAccSettings, sampling="everyone", one_exchange=True,
+            adds_up_work=True),
+    _record(10, "mimefbo", "MimeFBO", MimeFBOSettings, one_exchange=True,
             laws={"": {}, "-storm": {"control": "storm", "theta": 0.5},
                   "-memory": {"control": "memory"}}),
+    _record(11, "fedbioacc_local", "FedBiOAcc-Local", FedBiOAccSettings, sampling="everyone",
+            one_exchange=True, adds_up_work=True, private=True),
 )  # fmt: skip

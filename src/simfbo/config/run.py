@@ -13,7 +13,15 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError,
 
 from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
 from simfbo.config.codecs import CodecsConfig
-from simfbo.config.fields import LARGEST, Clients, Count, MethodSettings, Strict, TaskSettings
+from simfbo.config.fields import (
+    LARGEST,
+    Clients,
+    Count,
+    MethodSettings,
+    StepSizes,
+    Strict,
+    TaskSettings,
+)
 from simfbo.config.files import read
 from simfbo.config.messages import dotted, sentence
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
@@ -78,6 +86,7 @@ class RunConfig(Strict):
 
     With `steps` set to auto the step sizes are chosen automatically, and those in the method's
     settings are not used. That is the default for practical tasks unless a step size is given.
+    With tuning-free each is the inverse of what its directions have added up to.
     """
 
     task: SerializeAsAny[TaskSettings]
@@ -91,7 +100,7 @@ class RunConfig(Strict):
     engine: Literal["simulated", "debug"] = "simulated"
     strategy: Literal["auto", "lanes", "batches"] = "auto"
     chunk: Count | None = None
-    steps: Literal["auto", "given"] = "given"
+    steps: Literal["auto", "given", "tuning-free"] = "given"
     rounds: Count = 500
     every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
@@ -115,6 +124,17 @@ class RunConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _steps_fit(self) -> "RunConfig":
+        if self.steps == "tuning-free" and not _has_server_steps(type(self.algorithm)):
+            records = METHODS.usable()
+            known = [one.name for one in records if _has_server_steps(settings_model(one))]
+            raise ValueError(
+                f"'{self.algorithm.name}' cannot take tuning-free steps, which are the server's "
+                f"for x, y and v: use {any_of(known)}, or set steps to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits_into_memory(self) -> "RunConfig":
         clients = getattr(self.task, "clients", 1)  # a task of yours may call anything so
         if isinstance(clients, int) and clients * self.local_work.most() > LARGEST // 10:
@@ -132,6 +152,12 @@ class RunConfig(Strict):
     def evaluation_interval(self) -> int:
         """Return after how many iterations a run is evaluated."""
         return self.every or max(1, self.rounds // 20)
+
+
+def _has_server_steps(model: type[Strict]) -> bool:
+    """Return whether a method's settings hold step sizes of the server for x, y and v."""
+    field = model.model_fields.get("server")
+    return field is not None and field.annotation == StepSizes | None
 
 
 def load(file: Path | None, overrides: Json) -> RunConfig:
@@ -193,7 +219,7 @@ def _with_defaults(tree: Json, task: TaskRecord, method: Method, model: type[Str
         tree["sampling"] = {"kind": kind, **sampling}
     given = any(key in algorithm for key in _STEP_SETTINGS)
     tree.setdefault("steps", "auto" if task.practical and not given else "given")
-    if tree["steps"] == "auto" and "radius" in model.model_fields:
+    if tree["steps"] != "given" and "radius" in model.model_fields:
         tree["algorithm"] = {"radius": "none", **algorithm}
     return tree
 

@@ -1,0 +1,156 @@
+"""Tuning-free step sizes: Yang, Ban, Huang, Ma, Ji, "Tuning-Free Bilevel Optimization: New
+Algorithms and Convergence Analysis", ICLR 2025, S-TFBO, for federated methods with server steps.
+
+Every step size is the inverse of what its directions have added up to so far, as in AdaGrad with
+norms, and x waits for the slower of y and v. With d the directions that the server would move
+along, in every iteration
+
+    b^2 += ||d_y||^2,    c^2 += ||d_v||^2,    phi = max(b, c),    a^2 += ||d_x||^2;
+    y -= d_y / b,        v -= d_v / phi,      x -= d_x / (a phi)
+
+Nothing is measured beforehand and nothing more is sent. The only inputs are the initial a, b and c.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from simfbo.algorithms._plan import Plan
+from simfbo.core import trees
+from simfbo.core.federation import Algorithm, Federation, Tracing
+from simfbo.core.problem import Point, PyTree, Scalar
+from simfbo.errors import UserError
+
+Build = Callable[[Plan], Algorithm]
+
+
+class Gathered(NamedTuple):
+    """The rule's state: a^2, b^2 and c^2, of x, y and v, and the iterations so far."""
+
+    squares: Point[jax.Array]
+    iterations: jax.Array
+
+
+def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Algorithm:
+    """Let a method with server steps take tuning-free step sizes.
+
+    Clients step with what the server's step sizes are before the exchange, divided by the mean
+    local work where the server knows it, and not at all in the first round: then nothing is known
+    of how large directions are. With one local step their step sizes have no effect.
+
+    Args:
+        build: (plan) -> the method with these steps, as
+            `lambda plan: simfbo(problem, plan.local, plan.server)`.
+        initial: a, b and c, for x, y and v. A number that is small beside the first directions has
+            no effect; a large one makes the first steps small.
+
+    Returns:
+        The algorithm; its state is the method's.
+
+    Example:
+        >>> from simfbo import SimulatedFederation, run
+        >>> from simfbo.algorithms import simfbo
+        >>> from simfbo.tasks import quadratic
+        >>> task = quadratic()
+        >>> method = tuning_free(lambda plan: simfbo(task.problem, plan.local, plan.server))
+        >>> history = run(
+        ...     method,
+        ...     SimulatedFederation(task.data),
+        ...     task.x0,
+        ...     task.y0,
+        ...     rounds=300,
+        ...     evaluate=task.evaluate,
+        ...     every=300,
+        ... )
+        >>> history.records[-1]["x_error"] < 0.1
+        True
+    """
+    for number in initial:
+        if not 0 < number < float("inf"):
+            raise UserError(f"The initial a, b and c must be positive numbers, got {number}.")
+    rule = _rule(*map(float, initial))
+    like = build(_plan(Point(1.0, 1.0, 1.0), rule))
+
+    def init(x: PyTree, y: PyTree) -> Any:
+        state = like.init(x, y)
+        _gathered(state)
+        return state
+
+    def round(state: Any, federation: Federation, key: jax.Array) -> Any:
+        eta = local_sizes(_gathered(state), federation.mean_norm(key))
+        return build(_plan(eta, rule)).round(state, federation, key)
+
+    settings = {**like.settings, "local": None, "initial": initial}
+    return like._replace(
+        init=init, round=round, settings=settings, tracing=Tracing(round, _form(build, like, rule))
+    )
+
+
+@jax.jit
+def sizes(squares: Point[jax.Array]) -> Point[jax.Array]:
+    """Return the server's step sizes, 1 / (a phi), 1 / b and 1 / phi."""
+    a, b, c = (jnp.sqrt(square) for square in squares)
+    phi = jnp.maximum(b, c)
+    return Point(1 / (a * phi), 1 / b, 1 / phi)
+
+
+def local_sizes(gathered: Gathered, work: Scalar | None) -> Point[Any]:
+    """Return the clients' step sizes; zero in the first round."""
+    found = _local_sizes(gathered, 1.0 if work is None else work)
+    return found if isinstance(found.x, Tracer) else Point(*map(float, found))
+
+
+@jax.jit
+def _local_sizes(gathered: Gathered, work: Scalar) -> Point[jax.Array]:
+    share = jnp.where(gathered.iterations > 0, 1 / jnp.asarray(work, float), 0.0)
+    return trees.scale(share, sizes(gathered.squares))
+
+
+@lru_cache(maxsize=32)
+def _rule(a: float, b: float, c: float) -> optax.GradientTransformation:
+    """Return the server's rule for all three variables; the same object for the same numbers."""
+    initial = Point(a, b, c)
+
+    def init(params: PyTree) -> Gathered:
+        squares = trees.on_device(Point(*(np.asarray(number**2) for number in initial)))
+        return Gathered(squares, trees.on_device(np.zeros((), np.int32)))
+
+    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Gathered]:
+        new = Point(*(trees.squared_norm(d).astype(float) for d in updates))
+        squares = trees.add(state.squares, new)
+        steps = zip(sizes(squares), updates, strict=True)
+        moves = Point(*(trees.scale(-size, d) for size, d in steps))
+        return moves, Gathered(squares, state.iterations + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _plan(eta: Point[Any], rule: Any) -> Plan:
+    return Plan(eta, rule, eta)
+
+
+def _gathered(state: Any) -> Gathered:
+    """Return the rule's state within a method's; raise if the method does not use the rule."""
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Gathered))
+    found = [part for part in parts if isinstance(part, Gathered)]
+    if not found:
+        raise UserError(
+            "Tuning-free steps are the server's, and this method has none: use simfbo or shrofbo."
+        )
+    return found[0]
+
+
+def _form(build: Build, like: Algorithm, rule: Any) -> Any:
+    """Return by what compiled programs are shared; None where they are not."""
+    if like.traced.form is None:
+        return None
+    # What `build` makes of step sizes shows in those of other ones.
+    other = build(_plan(Point(1.1, 0.37, 1.7), rule)).traced.numbers
+    made = tuple(map(float, jax.tree.leaves(other))), jax.tree.structure(other)
+    return ("tuning-free", like.traced.form, made)
