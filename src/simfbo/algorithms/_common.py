@@ -328,7 +328,8 @@ def _advance_together(
     """Move the three variables by one rule, and project v."""
     at = Point(*state[:3])
     updates, server = rule.update(d, state.server, at)
-    x, y, v = optax.apply_updates(at, updates)
+    moved: Any = optax.apply_updates(at, updates)
+    x, y, v = moved
     v, acted = project(v, radius)
     return State(x, y, v, server, state.projected + acted)
 
