@@ -13,6 +13,7 @@ from simfbo.algorithms import (
     aggitd,
     fedavg,
     fedbio,
+    fedbioacc_local,
     fednest,
     memfbo,
     mimefbo,
@@ -252,3 +253,48 @@ def unnamed():
         return state
 
     return base._replace(round=round, client_steps=(bare_step,))
+
+
+def test_fedbioacc_local_is_its_equations():
+    """y_i, v_i and their estimators stay with the client; x and its estimator are averaged."""
+    eta, (delta, u, c) = np.repeat([0.02, 0.06, 0.05], [3, 4, 4]), (4.0, 100.0, 0.3)
+    x, d_x, t = np.zeros(3), np.zeros(3), 0.0
+    own, estimates, begun = np.zeros((5, 8)), np.zeros((5, 8)), np.zeros(5, bool)
+    for ids in COHORTS:
+        sent, weights = [], [WEIGHTS[i] * 5 / len(ids) for i in ids]
+        for i in ids:
+            z, d = np.concatenate([x, own[i]]), np.concatenate([d_x, estimates[i]])
+            for k in range(TAUS[i]):
+                alpha = delta / (u + t + k) ** (1 / 3)
+                keep = 1 - c * alpha**2
+                kept = np.concatenate([np.full(3, keep * (t + k > 0)), np.full(8, keep * begun[i])])
+                after = z - alpha * eta * d
+                d = direction(i, after) + kept * (d - direction(i, z))
+                z, begun[i] = after, True
+            own[i], estimates[i] = z[3:], d[3:]
+            sent.append(np.concatenate([z[:3] - x, d[:3] - d_x]))
+        change = mean_of(ids, sent)
+        x, d_x = x + change[:3], d_x + change[3:]
+        t += np.average([TAUS[i] for i in ids], weights=weights)
+    steps = Point(x=0.02, y=0.06, v=0.05)
+    algorithm = fedbioacc_local(PRIVATE, steps, delta=delta, u=u, c=c)
+    state, federation = rounds(algorithm, COHORTS)
+    np.testing.assert_allclose(state.x, x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(state.d, d_x, rtol=1e-12, atol=1e-12)
+    kept = federation.client_memory
+    np.testing.assert_allclose(np.hstack([kept.at.y, kept.at.v]), own, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.hstack([kept.d.y, kept.d.v]), estimates, rtol=1e-12, atol=1e-12)
+
+
+def test_fedbioacc_local_finds_the_private_solution():
+    federation = SimulatedFederation(TASK.data)
+    algorithm = fedbioacc_local(PRIVATE, Point(x=0.1, y=0.2, v=0.2))
+    state = run(algorithm, federation, TASK.x0, TASK.y0, rounds=600).state
+    np.testing.assert_allclose(state.x, private_solution(), atol=1e-6)
+    sent = cost(algorithm, federation, TASK.x0, TASK.y0).total
+    assert (sent.floats_down, sent.floats_up) == (5 * (2 * 3 + 1), 5 * (2 * 3 + 2))
+
+
+def test_fedbioacc_local_needs_a_private_lower_level():
+    with pytest.raises(UserError, match='lower_level="private"'):
+        fedbioacc_local(TASK.problem, LOCAL)

@@ -148,6 +148,9 @@ class State(NamedTuple):
     projected: jax.Array
 
 
+ServerSide = tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]
+
+
 class Oracles(NamedTuple):
     """Client steps that answer one question each, on the channel that the answer is for.
 
@@ -281,9 +284,7 @@ def drift(z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: Sc
     return zero if most == 1 else jax.lax.fori_loop(1, client.plan.tau, move, zero)
 
 
-def server_side(
-    gamma: Server, radius: float | None
-) -> tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]:
+def server_side(gamma: Server, radius: float | None) -> ServerSide:
     """Return the server's `init(x0, y0)` and its compiled `advance(state, direction)`.
 
     Step sizes are inputs of the compiled step; Optax transformations are part of it. One
@@ -306,19 +307,14 @@ def server_side(
     return init, advance
 
 
-def _moved_together(
-    rule: optax.GradientTransformation, radius: float | None
-) -> tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]:
+def _moved_together(rule: optax.GradientTransformation, radius: float | None) -> ServerSide:
     """Return `init` and `advance` of a server with one rule for the three variables."""
 
     def init(x: PyTree, y: PyTree) -> State:
         at = start(x, y)
         return State(*at, rule.init(at), trees.on_device(np.zeros((), np.int32)))
 
-    def advance(state: State, d: Point[PyTree]) -> State:
-        return _advance_together(rule, radius, state, d)
-
-    return init, advance
+    return init, partial(_advance_together, rule, radius)
 
 
 def server_step(
@@ -355,7 +351,7 @@ def _advance_together(
     """Move the three variables by one rule, and project v."""
     at = Point(*state[:3])
     updates, server = rule.update(d, state.server, at)
-    x, y, v = optax.apply_updates(at, updates)
+    x, y, v = trees.add(at, updates)
     v, acted = project(v, radius)
     return State(x, y, v, server, state.projected + acted)
 

@@ -133,7 +133,7 @@ def _client_step(problem: BilevelProblem, radius: float | None, schedule: Schedu
 
 
 def moved(
-    z: Point[PyTree], alpha: Scalar, eta: Point[PyTree], d: Point[PyTree], radius: float | None
+    z: Point[PyTree], alpha: jax.Array, eta: Point[PyTree], d: Point[PyTree], radius: float | None
 ) -> Point[PyTree]:
     """Return z - alpha eta d, with v projected."""
     parts = zip(z, eta, d, strict=True)
@@ -155,8 +155,8 @@ def _advance(
 
     Weights of a sampled cohort sum to one only in expectation, so the mean is taken over their sum.
     """
-    at = trees.add(Point(*state[:3]), z)
-    return AccState(*at, trees.add(state.d, d), state.t + steps / count)
+    x, y, v = trees.add(Point(*state[:3]), z)
+    return AccState(x, y, v, trees.add(state.d, d), state.t + steps / count)
 
 
 def _pairs(state: AccState) -> Point[PyTree]:

@@ -7,7 +7,7 @@ from it, each corrected by the change of their own directions.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +155,7 @@ def _pairs(first: Point[PyTree], second: Point[PyTree]) -> Point[PyTree]:
     return Point(*zip(first, second, strict=True))
 
 
-def _apart(pairs: Point[PyTree]) -> tuple[Point[PyTree], Point[PyTree]]:
+def _apart(pairs: Any) -> tuple[Point[PyTree], Point[PyTree]]:
     """Return the two points in pairs of parts."""
     first, second = zip(*pairs, strict=True)
     return Point(*first), Point(*second)

@@ -84,9 +84,9 @@ def any_pytree(factory: Factory) -> float:
     def nested(vector: Any) -> PyTree:
         return {"a": vector[:1], "b": (vector[1:],)}
 
-    wrapped = BilevelProblem(
-        *(lambda x, y, batch, f=f: f(flat(x), flat(y), batch) for f in task.problem[:2])
-    )
+    losses = task.problem.upper, task.problem.lower
+    upper, lower = (lambda x, y, batch, f=f: f(flat(x), flat(y), batch) for f in losses)
+    wrapped = BilevelProblem(upper, lower)
     other = task._replace(problem=wrapped, x0=nested(task.x0), y0=nested(task.y0))
     ends = [
         run_rounds(factory(t.problem, GAMMA, GAMMA), SimulatedFederation(t.data), t, 3)

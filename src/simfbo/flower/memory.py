@@ -129,7 +129,7 @@ class Both:
             store.remove(client, number)
 
 
-def require_name(run: str) -> None:
+def require_name(run: object) -> None:
     """Raise unless a run's name is one of ours: on disk it becomes a folder."""
     if not isinstance(run, str) or not _TOKEN.fullmatch(run):
         raise UserError("The server names a run in a way that it never does.")
