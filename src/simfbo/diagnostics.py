@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from simfbo.algorithms._common import drawn_directions, local_steps, once_per_problem
+from simfbo.algorithms._common import drawn_directions, local_steps
+from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, pooled
 from simfbo.core.federation import Client, ClientStep

@@ -2,7 +2,6 @@
 
 from simfbo.algorithms._aggitd import aggitd
 from simfbo.algorithms._auto_steps import Plan, auto_steps
-from simfbo.algorithms._common import once_per_problem, with_settings
 from simfbo.algorithms._fedavg import fedavg
 from simfbo.algorithms._fedbio import fedbio
 from simfbo.algorithms._fedbioacc import fedbioacc
@@ -14,6 +13,7 @@ from simfbo.algorithms._lfednest import lfednest
 from simfbo.algorithms._memfbo import memfbo
 from simfbo.algorithms._mimefbo import mimefbo
 from simfbo.algorithms._momenta import with_momenta
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
 from simfbo.algorithms._tuning_free import tuning_free

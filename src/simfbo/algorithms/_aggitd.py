@@ -11,14 +11,13 @@ from simfbo.algorithms._common import (
     add,
     add_scaled,
     draw_terms,
-    once_per_problem,
     oracles,
     require_counts,
     scale,
     start,
-    with_settings,
 )
 from simfbo.algorithms._fednest import local_drifts
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_upper_x, mixed
 

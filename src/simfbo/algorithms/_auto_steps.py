@@ -25,10 +25,11 @@ import optax
 from jax.core import Tracer
 
 from simfbo.algorithms import _pacing
-from simfbo.algorithms._common import drawn_directions, local_steps, once_per_problem
+from simfbo.algorithms._common import drawn_directions, local_steps
 from simfbo.algorithms._curvature import Curvature, measure, probes, shift
 from simfbo.algorithms._pacing import Window
 from simfbo.algorithms._plan import Plan, Sizes, plan_for, sizes_for
+from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Hosted, Tracing, View
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of

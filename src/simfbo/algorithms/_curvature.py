@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import once_per_problem
+from simfbo.algorithms._settings import once_per_problem
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y, hvp

@@ -10,13 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import (
-    Rule,
-    local_steps,
-    once_per_problem,
-    server_step,
-    with_settings,
-)
+from simfbo.algorithms._common import Rule, local_steps, server_step
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y
 

@@ -12,14 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import (
-    drawn_directions,
-    once_per_problem,
-    project,
-    require_plain,
-    start,
-    with_settings,
-)
+from simfbo.algorithms._common import drawn_directions, project, require_plain, start
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar

@@ -11,13 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import (
-    drawn_directions,
-    once_per_problem,
-    require_plain,
-    with_settings,
-)
+from simfbo.algorithms._common import drawn_directions, require_plain
 from simfbo.algorithms._fedbioacc import Schedule, checked_schedule, moved
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, WithMemory
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar

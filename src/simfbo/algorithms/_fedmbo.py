@@ -19,8 +19,8 @@ from simfbo.algorithms._common import (
     require_counts,
     scale,
     start,
-    with_settings,
 )
+from simfbo.algorithms._settings import with_settings
 from simfbo.core.federation import Algorithm, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.ledger import PerClient

@@ -15,13 +15,12 @@ import numpy as np
 
 from simfbo.algorithms._common import (
     drawn_directions,
-    once_per_problem,
     project,
     require_plain,
     require_radius,
     start,
-    with_settings,
 )
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar

@@ -18,13 +18,12 @@ from simfbo.algorithms._common import (
     draw_terms,
     drift,
     is_released,
-    once_per_problem,
     oracles,
     require_counts,
     scale,
     start,
-    with_settings,
 )
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.ledger import PerClient

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import add, descend, once_per_problem, require_counts, with_settings
+from simfbo.algorithms._common import add, descend, require_counts
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import (

@@ -12,15 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from simfbo.algorithms._common import (
-    Draw,
-    Server,
-    State,
-    local_steps,
-    once_per_problem,
-    server_side,
-    with_settings,
-)
+from simfbo.algorithms._common import Draw, Server, State, local_steps, server_side
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, evaluate

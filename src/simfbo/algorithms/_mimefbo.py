@@ -18,12 +18,11 @@ from simfbo.algorithms._common import (
     State,
     add_scaled,
     drawn_directions,
-    once_per_problem,
     require_plain,
     scale,
     server_side,
-    with_settings,
 )
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.algorithms._work import mean_work
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, WithMemory

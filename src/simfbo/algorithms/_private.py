@@ -17,11 +17,11 @@ from simfbo.algorithms._common import (
     Server,
     drawn_directions,
     local_steps,
-    once_per_problem,
     project,
     scale,
     server_step,
 )
+from simfbo.algorithms._settings import once_per_problem
 from simfbo.algorithms._work import mean_work
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, WithMemory

@@ -16,12 +16,11 @@ from simfbo.algorithms._common import (
     State,
     drawn_directions,
     local_steps,
-    once_per_problem,
     scale,
     server_side,
-    with_settings,
 )
 from simfbo.algorithms._private import private_lower
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.algorithms._work import mean_work
 from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation

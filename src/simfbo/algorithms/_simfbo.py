@@ -8,16 +8,9 @@ weighted sum of the q_i with steps of its own and projects v onto a ball.
 
 import jax
 
-from simfbo.algorithms._common import (
-    Server,
-    State,
-    drawn_directions,
-    local_steps,
-    once_per_problem,
-    server_side,
-    with_settings,
-)
+from simfbo.algorithms._common import Server, State, drawn_directions, local_steps, server_side
 from simfbo.algorithms._private import private_lower
+from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 

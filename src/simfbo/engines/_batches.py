@@ -23,7 +23,7 @@ from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import PyTree
 from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, Stacks
-from simfbo.engines.base import slice_for, zeros_for
+from simfbo.engines._messages import slice_for, zeros_for
 
 AXIS = "clients"
 _WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU

@@ -12,7 +12,7 @@ from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree
-from simfbo.engines.base import answer
+from simfbo.engines._messages import answer
 
 Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
 

@@ -22,7 +22,7 @@ from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent
-from simfbo.engines.base import slice_for, zeros_for
+from simfbo.engines._messages import slice_for, zeros_for
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 Program = Callable[..., Any]

@@ -11,10 +11,8 @@ same. A round in which something unusual happens (too few replies, a variable th
 the block before it, and the runner does it again on the host.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -29,10 +27,11 @@ from simfbo.core.federation import Algorithm, Tracing, View
 from simfbo.core.ledger import Octets
 from simfbo.core.problem import PyTree, point_of
 from simfbo.engines._cohort import Found
+from simfbo.engines._messages import form
+from simfbo.engines._notes import Notes, flat
 from simfbo.engines._script import Script, as_inputs
 from simfbo.engines._server import Row, Server
 from simfbo.engines._traced import Noted, Round, Traced, listen
-from simfbo.engines.base import form
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of
 
@@ -81,7 +80,7 @@ class _Compiled(NamedTuple):
     script: Script
     length: int
     program: Program
-    notes: "_Notes"
+    notes: Notes
 
 
 class Outcome(NamedTuple):
@@ -292,7 +291,7 @@ def _build(
         lowered = jax.jit(job).lower(given, np.int32(1))
     except Exception:
         return None
-    return _Compiled(script, length, lowered.compile(), _Notes.of(shapes[-1]))
+    return _Compiled(script, length, lowered.compile(), Notes.of(shapes[-1]))
 
 
 def _block(
@@ -341,44 +340,13 @@ def _block(
     state = jax.tree.map(jnp.asarray, (given.state, given.memory))
     closed, like = jax.make_jaxpr(one, return_shape=True)(zero, state)
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
-    notes = jnp.zeros((length, _Notes.of(like[3]).width))
+    notes = jnp.zeros((length, Notes.of(like[3]).width))
     carry = zero, jnp.ones((), bool), state, jnp.zeros_like(given.limits), notes
     k, _, state, norms, notes = jax.lax.while_loop(
         lambda carry: (carry[0] < count) & carry[1], body, carry
     )
     shapes.append(like[3])
     return state, k, norms, notes
-
-
-def flat(tree: PyTree) -> jax.Array:
-    """Return all numbers of a tree, one after the other."""
-    leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
-    return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
-
-
-class _Notes(NamedTuple):
-    """The shape of what is to be known of a round: it comes as one row of numbers."""
-
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, tree: PyTree) -> "_Notes":
-        """Return the shape of a tree."""
-        leaves, structure = jax.tree.flatten(tree)
-        return cls(structure, tuple(leaf.shape for leaf in leaves))
-
-    @property
-    def width(self) -> int:
-        """Return the numbers in a row."""
-        return sum(map(math.prod, self.shapes))
-
-    def unpacked(self, rows: np.ndarray) -> PyTree:
-        """Return the tree in rows of numbers; its leaves have the rows as their first axis."""
-        ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
-        parts = zip(pairwise(ends), self.shapes, strict=True)
-        leaves = [rows[:, a:b].reshape(len(rows), *shape) for (a, b), shape in parts]
-        return jax.tree.unflatten(self.structure, leaves)
 
 
 def _listened(federation: Traced, channels: Any) -> tuple[Any, dict[str, PyTree]]:

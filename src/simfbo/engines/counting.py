@@ -11,7 +11,8 @@ from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.problem import PyTree
 from simfbo.engines._coding import Sent
-from simfbo.engines.base import Call, Engine, zeros_for
+from simfbo.engines._messages import zeros_for
+from simfbo.engines.base import Call, Engine
 
 
 @final

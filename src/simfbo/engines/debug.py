@@ -20,7 +20,8 @@ from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
 from simfbo.core.watch import probed
 from simfbo.engines._coding import Sent, code_key, really_delivered
-from simfbo.engines.base import Call, Engine, answer, combined, slice_for
+from simfbo.engines._messages import answer, combined, slice_for
+from simfbo.engines.base import Call, Engine
 from simfbo.errors import ClientError, UserError
 
 Wire = Callable[[list[Any]], list[Any]]

@@ -25,7 +25,8 @@ from simfbo.core.sampling import Absence, Sampler
 from simfbo.engines import _batches, _lanes
 from simfbo.engines._batches import AXIS, Layout
 from simfbo.engines._cohort import Found, Inputs, Sender, Stacks
-from simfbo.engines.base import Call, Engine, form
+from simfbo.engines._messages import form
+from simfbo.engines.base import Call, Engine
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
 

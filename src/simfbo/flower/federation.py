@@ -21,7 +21,8 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.core.watch import Suspicion, probed
 from simfbo.engines._coding import Sent, really_delivered
-from simfbo.engines.base import Call, Engine, combined
+from simfbo.engines._messages import combined
+from simfbo.engines.base import Call, Engine
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent
 from simfbo.flower.discovery import Discovery

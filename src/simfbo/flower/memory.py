@@ -157,6 +157,41 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape
 
 
+def recalled(
+    store: Store, versions: Versions, ids: np.ndarray, places: np.ndarray, fresh: PyTree
+) -> tuple[PyTree, list[int]]:
+    """Return what the clients of a node remember, and those of a request that lost it.
+
+    Args:
+        store: where it is kept.
+        versions: from which memories the clients of the request go on.
+        ids: who these are.
+        places: where each of them is in the memory.
+        fresh: what all clients of the node remember before the first exchange.
+    """
+    held = jax.tree.map(np.array, fresh)
+    initial, gone = jax.tree.map(lambda a: a[0].copy(), held), set()
+    for i, place, number in zip(ids.tolist(), places, versions.numbers.tolist(), strict=True):
+        own = recall(store, i, number, initial)
+        if own is None:
+            gone.add(i)
+            continue
+        for stack, row in zip(jax.tree.leaves(held), jax.tree.leaves(own), strict=True):
+            stack[place] = row
+    return held, sorted(gone)
+
+
+def keep_all(
+    store: Store, versions: Versions, ids: np.ndarray, exchange: int, rows: PyTree
+) -> None:
+    """Keep what the clients of a request remember after it, of each what its last reply left."""
+    clients, numbers = ids.tolist(), versions.numbers.tolist()
+    stacks = jax.tree.map(np.asarray, rows)
+    for j, i in enumerate(clients):
+        if i not in clients[j + 1 :]:
+            keep(store, i, numbers[j], exchange, jax.tree.map(lambda a, j=j: a[j], stacks))
+
+
 def keep(store: Store, client: int, before: int, number: int, memory: PyTree) -> None:
     """Keep what a client remembers after an exchange; forget what no server can ask for.
 

@@ -25,7 +25,7 @@ from simfbo.core.trees import as_arrays, names
 from simfbo.engines.base import Call
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
-from simfbo.flower.memory import Store, Versions, keep, recall
+from simfbo.flower.memory import Store, Versions, keep_all, recalled
 from simfbo.flower.transport import Package
 from simfbo.flower.wire import BadPackage, decode, encode
 from simfbo.runs.files import Json
@@ -210,15 +210,21 @@ class Node:
         each, size = request.weights is None, len(request.ids)
         rules = Gate(open=True) if each else request.gate
         engine = SimulatedFederation(self._data, gate=rules, strategy="lanes")
-        if store is not None:
-            self._recall(engine, request, store, settings)
+        if store is not None and request.versions is not None:
+            engine.remember(self._algorithm, self._known["x"], self._known["y"])
+            places = self._positions(request.ids)
+            held, gone = recalled(
+                store, request.versions, request.ids, places, engine.client_memory
+            )
+            engine.client_memory = trees.on_device(held)
+            settings.update({"lost": gone} if gone else {})
         # Padded to a power of two, so that few sizes have to be compiled.
         pad = np.minimum(np.arange(_power_of_two(size)), size - 1)
         absent = np.arange(len(pad)) >= size
         outcome = engine.compute(self._call(client_step, request, pad), each, absent)
         found = outcome.total
-        if store is not None:
-            _keep(outcome.memory, request, store)
+        if store is not None and request.versions is not None:
+            keep_all(store, request.versions, request.ids, request.exchange, outcome.memory)
         arrays = {"ids": request.ids}
         if each:
             found = jax.tree.map(lambda stack: np.asarray(stack)[:size], found)
@@ -229,26 +235,6 @@ class Node:
             arrays["squares"] = np.asarray(outcome.squares, np.float64)[:size]
             arrays["passed"] = np.asarray(outcome.passed)[:size] > 0
         return arrays | {_MESSAGE + name: array for name, array in as_arrays(found).items()}
-
-    def _recall(
-        self, engine: SimulatedFederation, request: NodeRequest, store: Store, settings: Json
-    ) -> None:
-        """Let the clients of a request remember what they did when the server says."""
-        assert request.versions is not None
-        engine.remember(self._algorithm, self._known["x"], self._known["y"])
-        initial = jax.tree.map(lambda a: np.asarray(a[0]), engine.client_memory)
-        held = jax.tree.map(np.array, engine.client_memory)
-        places, gone = self._positions(request.ids), []
-        for i, place, number in zip(request.ids, places, request.versions.numbers, strict=True):
-            own = recall(store, int(i), int(number), initial)
-            if own is None:
-                gone.append(int(i))
-                continue
-            for stack, row in zip(jax.tree.leaves(held), jax.tree.leaves(own), strict=True):
-                stack[place] = row
-        engine.client_memory = trees.on_device(held)
-        if gone:
-            settings["lost"] = sorted(set(gone))
 
     def _coded(self, request: NodeRequest, code: Code, found: PyTree) -> dict[str, np.ndarray]:
         """Return the messages of a request's clients, coded: their lengths, and all bytes."""
@@ -276,17 +262,6 @@ class Node:
             missing = ids[~np.isin(ids, self._data.ids)]
             raise UserError(f"This node does not hold client {missing[0]}.")
         return np.searchsorted(self._data.ids, ids)
-
-
-def _keep(rows: PyTree, request: NodeRequest, store: Store) -> None:
-    """Keep what the clients of a request remember after it, of each what its last reply left."""
-    assert request.versions is not None
-    ids, numbers = request.ids.tolist(), request.versions.numbers.tolist()
-    stacks = jax.tree.map(np.asarray, rows)
-    for j, i in enumerate(ids):
-        if i not in ids[j + 1 :]:
-            own = jax.tree.map(lambda stack, j=j: stack[j], stacks)
-            keep(store, i, numbers[j], request.exchange, own)
 
 
 def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core import trees
@@ -16,6 +15,7 @@ from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
+from simfbo.runs.beginnings import first_memory, require_arrays
 from simfbo.runs.endings import exploded, not_finite, starved
 from simfbo.runs.files import Json
 from simfbo.runs.history import History, versions
@@ -126,13 +126,13 @@ def run(
     }
     folder = None if directory is None else Path(directory)
     if folder is not None:
-        _require_arrays(algorithm.name, first_state)
+        require_arrays(algorithm.name, first_state)
         header["inputs"] = inputs_of(algorithm, federation)
     engine: Any = federation
     if getattr(federation, "codecs", None) is not None:
         engine.start = Point(*trees.on_device((x0, y0)))
     log = RunLog(folder, header, checkpoint_seconds)
-    kept = _first_memory(algorithm, federation, x0, y0)
+    kept = first_memory(algorithm, federation, x0, y0)
     first = Progress(-1, first_state, federation.ledger.copied(), client_memory=kept)
     residuals = Residuals(algorithm, federation, rounds)
     callbacks = _Callbacks(on_round, on_progress, until)
@@ -140,31 +140,6 @@ def run(
     with held_back() as interrupts, contextlib.closing(log):
         begun = log.resume(first) if resume else log.start(first)
         return _iterate(job, begun, seed, interrupts)
-
-
-def _require_arrays(name: str, state: PyTree) -> None:
-    """Raise before the run starts if its state cannot be saved."""
-    for leaf in jax.tree.leaves(state):
-        plain = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        if not plain or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            kind = "random key" if plain else type(leaf).__name__
-            raise UserError(
-                f"The state of {name} holds a {kind}, which cannot be saved: use arrays (for a "
-                "random key, its key_data)."
-            )
-
-
-def _first_memory(algorithm: Algorithm, federation: Any, x0: PyTree, y0: PyTree) -> PyTree:
-    """Let the clients forget earlier runs; return what they remember, if that is kept here."""
-    if hasattr(federation, "remember"):
-        federation.remember(algorithm, x0, y0)
-        return federation.client_memory
-    if algorithm.memory is not None:
-        raise UserError(
-            f"The clients of {algorithm.name} remember, and this federation has no `remember`: use "
-            "an engine of simfbo."
-        )
-    return None
 
 
 class _Callbacks(NamedTuple):
