@@ -11,6 +11,7 @@ import pytest
 from simfbo import Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import (
     aggitd,
+    auto_steps,
     fedavg,
     fedbio,
     fedbioacc_local,
@@ -134,6 +135,18 @@ def test_with_memory_sampled_clients_lead_to_the_exact_solution():
         ends[name] = TASK.evaluate(history.state)["x_error"]
     assert ends["memory"] < 1e-10
     assert min(ends["simfbo"], ends["mean"]) > 0.01
+
+
+def test_automatic_steps_carry_what_clients_remember():
+    def build(plan):
+        return mimefbo(TASK.problem, plan.local, plan.server, control="memory")
+
+    federation = SimulatedFederation(TASK.data, without_replacement(2), fixed(TAUS))
+    algorithm = auto_steps(build, TASK.problem, TASK.x0, 800)
+    history = run(algorithm, federation, TASK.x0, TASK.y0, rounds=800)
+    assert TASK.evaluate(history.state)["x_error"] < 1e-3
+    with pytest.raises(UserError, match="give the step sizes of a private lower level yourself"):
+        auto_steps(build, PRIVATE, TASK.x0, 10)
 
 
 def private_solution():

@@ -34,7 +34,7 @@ from simfbo.core import trees
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Hosted, Tracing, View
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
-from simfbo.errors import TooFewReplies
+from simfbo.errors import TooFewReplies, UserError
 
 _START, _PLAIN_START = 0.1, 0.3  # x's first pace, as a share of its largest; with plain steps
 _FEWEST = 15  # exchanges that may measure mu and L; more in longer runs
@@ -137,6 +137,11 @@ def auto_steps(
         >>> history.records[-1]["x_error"] < 0.1
         True
     """
+    if problem.lower_level == "private":
+        raise UserError(
+            "Automatic step sizes are measured on a lower problem that all clients share: give the "
+            "step sizes of a private lower level yourself."
+        )
     scale = _pacing.size_of(x0)
     typical = float(np.mean(jax.tree.leaves(scale)))
     tools, hypergradient = probes(problem), _hypergradient_step(problem)

@@ -24,6 +24,7 @@ NAMES = (
     "speedup",
     "objective-mismatch",
     "bytes",
+    "sampled-clients",
 )
 _OWN = ("label", "paper", "tuned")  # keys of a method that are not settings of a run
 

@@ -83,6 +83,7 @@ def combined_sums(
         median        W median_k(S_k / W_k), weighted by W_k, with W = sum_k W_k
         trimmed mean  W times the weighted mean of the S_k / W_k without the largest and smallest
         clipped mean  sum_k W_k min(1, c / ||S_k / W_k||) S_k / W_k
+        others        W times the geometric median, or the clipped centre, of the S_k / W_k
 
     So where all nodes have the same mean, all of these are the sum of the S_k.
     """

@@ -25,7 +25,7 @@ from simfbo.errors import ResumableError, UserError
 from simfbo.runs.files import TEMPORARY, Json, write_atomic
 
 KEPT = 2
-FORMAT = 2
+FORMAT = 3
 _DIGITS = 64  # of a SHA-256 in hexadecimal
 _MANIFEST = "manifest"
 _NAME = re.compile(r"checkpoint-(\d{10})\.npz")
