@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import jax
 
+from simfbo.checks import _laws, _memory_laws
 from simfbo.checks._law import GAMMA, Factory, Law, small_task
-from simfbo.checks._laws import LAWS, SINGLE_LOOP_LAWS
-from simfbo.checks._memory_laws import MEMORY_LAWS
 from simfbo.core.codecs import Codec
 from simfbo.core.codecs import laws as codec_laws
 
@@ -34,6 +33,15 @@ __all__ = [
     "examine",
     "remembers",
 ]
+
+LAWS = _laws.LAWS
+"""The laws that every algorithm must obey, or declare in `known_violations`."""
+
+SINGLE_LOOP_LAWS = _laws.SINGLE_LOOP_LAWS
+"""Further laws, for single-loop methods with steps of clients and server, as SimFBO."""
+
+MEMORY_LAWS = _memory_laws.MEMORY_LAWS
+"""Further laws, for methods whose clients remember (`Algorithm.memory`)."""
 
 CODEC_LAWS = codec_laws.CODEC_LAWS
 """The laws that codecs must obey; see `check_codec`."""

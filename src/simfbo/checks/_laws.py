@@ -222,7 +222,6 @@ LAWS = (
         1e-2,
     ),
 )
-"""The laws that every algorithm must obey, or declare in `known_violations`."""
 
 SINGLE_LOOP_LAWS = (
     Law("centralised SOBA", "one local step by everyone must be SOBA", is_soba, 1e-12),
@@ -236,4 +235,3 @@ SINGLE_LOOP_LAWS = (
         1e-12,
     ),
 )
-"""Further laws, for single-loop methods with steps of clients and server, as SimFBO."""

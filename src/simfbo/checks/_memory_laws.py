@@ -100,4 +100,3 @@ MEMORY_LAWS = (
     Law("order", "how clients are numbered must not matter", order_does_not_matter, 1e-12),
     Law("resumed", "state and memory must be all that a run goes on from", resumes_exactly, 0.0),
 )  # fmt: skip
-"""Further laws, for methods whose clients remember (`Algorithm.memory`)."""
