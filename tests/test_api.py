@@ -183,7 +183,10 @@ def test_cost_tables_are_the_ledgers(name, single_precision):
     config = checked({"task": {"name": "hyper-representation", "dataset": "mnist"}},
                      {"algorithm.name": name})  # fmt: skip
     task = mnist_like()
-    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
+    problem = task.problem._replace(
+        lower_level="private" if METHODS.find(name).private else "shared"
+    )
+    algorithm = build_algorithm(config.algorithm, problem, config.rounds)
     ledger = simfbo.cost(algorithm, build_federation(config, task.data), task.x0, task.y0)
     rows = [
         f"| {label} | {sent.rounds} | {sent.floats_down:,} | {sent.floats_up:,} "
