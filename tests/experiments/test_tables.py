@@ -41,7 +41,7 @@ def test_differences_are_paired():
 
 def test_lost_runs_are_named():
     experiment = load("heterogeneous")
-    part = experiment.parts[1]
+    part = experiment.parts[2]
     early = ending(float("nan"))
     early.records, early.end = [{**early.records[0], "round": 0}], {"status": "diverged"}
     groups = {"simfbo": [ending(0.9), early], "shrofbo": [early, early]}
