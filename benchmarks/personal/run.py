@@ -1,9 +1,8 @@
 """Personal models on data with natural clients: a shared representation with private heads, against
 FedAvg, FedAvg with fine-tuning, and training alone.
 
-    python benchmarks/personal/run.py              # seeds 0 to 4; finished runs are kept
-    python benchmarks/personal/run.py --choose     # the settings tried on seeds 100 and 101
-    python benchmarks/personal/run.py --table      # write table.md from results.jsonl
+    python benchmarks/personal/run.py              # seeds 0 to 2; finished runs are kept
+    python benchmarks/personal/run.py --table      # only table.md, from results.jsonl
 
 A line of results.jsonl holds the accuracy of every client on its own test images.
 """
@@ -12,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,104 +20,22 @@ import optax
 from simfbo import Point, SimulatedFederation, datasets, local_work, partition, run
 from simfbo.algorithms import fedavg, fedbioacc_local, simfbo
 from simfbo.core import trees
+from simfbo.datasets import ImageData
 from simfbo.tasks import hyper_representation, private_heads
 from simfbo.tasks._hyper_representation import scaled_features
 from simfbo.tasks.models import mlp, moments
-from simfbo.tasks.personal_heads import own_accuracies, padded
+from simfbo.tasks.personal_heads import Half, own_accuracies, padded
 
 HERE = Path(__file__).parent
 IMAGES = datasets.load("exercises")
-TEST = padded(IMAGES.test_images, IMAGES.test_labels, partition.by_user(IMAGES.test_clients))
-MODEL = mlp(60, 200, 7)
-SCALE = moments(IMAGES.train_images)
-FEATURES = scaled_features(MODEL, *SCALE)
+CLASSES, CLIENTS, ROUNDS, TAU = 7, 20, 600, 5
+MODEL = mlp(60, 200, CLASSES)
+FEATURES = scaled_features(MODEL, *moments(IMAGES.train_images))
 PULL = 1e-3  # of a head's norm, as in the lower loss
-ROUNDS = 600
-
-
-def own_parts(share: float, seed: int) -> partition.Rows:
-    """Return every client's training images, or a share of them."""
-    parts = partition.by_user(IMAGES.train_clients)
-    return parts if share == 1 else partition.halve(parts, share, seed)[1]
-
-
-def scores(net: Point, images: jax.Array) -> jax.Array:
-    return net.y(FEATURES(net.x, images))
-
-
-def loss(net: Point, fit) -> jax.Array:
-    found = optax.softmax_cross_entropy_with_integer_labels(scores(net, fit.images), fit.labels)
-    return fit.weights @ found + 0.5 * PULL * trees.squared_norm(net.y)
-
-
-def right(net: Point, test) -> jax.Array:
-    hits = scores(net, test.images).argmax(-1).astype(test.labels.dtype) == test.labels
-    return test.weights @ hits.astype(test.weights.dtype)
-
-
-def trained(net: Point, fit, step: float, steps: int) -> Point:
-    """Return a network after gradient steps with momentum on one client's images."""
-    rule = optax.sgd(step, momentum=0.9)
-
-    def move(_, carry):
-        net, state = carry
-        change, state = rule.update(jax.grad(loss)(net, fit), state)
-        return optax.apply_updates(net, change), state
-
-    return jax.lax.fori_loop(0, steps, move, (net, rule.init(net)))[0]
-
-
-def tuned_accuracies(net: Point, parts: partition.Rows, step: float, steps: int) -> np.ndarray:
-    """Return each client's accuracy after it trains the whole network on its own images."""
-    fit = padded(IMAGES.train_images, IMAGES.train_labels, parts)
-    one = jax.jit(lambda pair: right(trained(net, pair[0], step, steps), pair[1]))
-    return np.array(
-        [one(jax.tree.map(lambda a, i=i: a[i], (fit, TEST))) for i in range(len(parts))]
-    )
-
-
-def head_accuracies(x, parts: partition.Rows) -> np.ndarray:
-    """Return each client's accuracy with a head of its own on a representation."""
-    fit = padded(IMAGES.train_images, IMAGES.train_labels, parts)
-    start = trees.host_zeros(MODEL.init(jax.random.key(0))[1])
-    return np.asarray(own_accuracies(FEATURES, (fit, TEST), PULL)(x, start))
-
-
-def shared_accuracies(net: Point) -> np.ndarray:
-    return np.array([right(net, jax.tree.map(lambda a, i=i: a[i], TEST)) for i in range(20)])
-
-
-def start(seed: int) -> Point:
-    return Point(*MODEL.init(jax.random.fold_in(jax.random.key(seed), 0)))
-
-
-def federation(task, tau: int) -> SimulatedFederation:
-    return SimulatedFederation(task.data, local_work=local_work.constant(tau))
-
-
-def fedavg_net(parts, seed: int, step: float) -> Point:
-    """Return the network that FedAvg trains on all images of all clients."""
-    task = hyper_representation(IMAGES, parts, model=MODEL, together=True, regularisation=PULL,
-                                seed=seed)  # fmt: skip
-    algorithm = fedavg(task.problem, step)
-    return run(algorithm, federation(task, 5), task.x0, task.y0, rounds=ROUNDS, seed=seed).state.y
-
-
-def bilevel_x(factory, task, seed: int, tau: int = 5, **options):
-    algorithm = factory(task.problem, **options)
-    return run(algorithm, federation(task, tau), task.x0, task.y0, rounds=ROUNDS, seed=seed).state.x
-
-
-SHARE = {"upper_share": 0.5, "regularisation": PULL, "model": MODEL}
-CHOSEN = {
-    "local": {"step": 0.1, "steps": 300},
-    "fedavg": {"step": 0.3},
-    "fine-tuned": {"step": 0.03, "steps": 50},
-    "simfbo": {"local": Point(x=0.1, y=0.3, v=0.1)},
-    "private": {"local": Point(x=0.1, y=0.3, v=0.1)},
-    "fedbioacc_local": {"steps": Point(x=0.1, y=0.3, v=0.1)},
-}
-LABELS = {
+COMMON = {"model": MODEL, "regularisation": PULL}
+STEPS = Point(x=0.3, y=0.3, v=0.1)
+WORLDS = {"all images": 1.0, "15 % of them": 0.15, "own labels": 1.0}
+METHODS = {
     "local": "training alone",
     "fedavg": "FedAvg, one network",
     "fedavg-heads": "FedAvg, then own heads",
@@ -128,75 +46,147 @@ LABELS = {
 }
 
 
-def measured(name: str, share: float, seed: int, options: dict) -> np.ndarray:
+class World(NamedTuple):
+    """The images, each client's rows of them, and its training and test images."""
+
+    images: ImageData
+    parts: partition.Rows
+    fit: Half
+    test: Half
+
+
+def world(name: str, seed: int) -> World:
+    """Return all images, a share of them, or images whose labels mean something else per client."""
+    images, parts = IMAGES, partition.by_user(IMAGES.train_clients)
+    if name == "own labels":
+        images = relabelled(images, np.random.default_rng(seed))
+    if WORLDS[name] < 1:
+        parts = partition.halve(parts, WORLDS[name], seed)[1]
+    fit = padded(images.train_images, images.train_labels, parts)
+    test = padded(images.test_images, images.test_labels, partition.by_user(images.test_clients))
+    return World(images, parts, fit, test)
+
+
+def relabelled(images: ImageData, rng: np.random.Generator) -> ImageData:
+    """Return the images with the classes of every client in another order."""
+    orders = {i: rng.permutation(CLASSES) for i in np.unique(images.train_clients).tolist()}
+
+    def turned(labels: np.ndarray, clients: np.ndarray) -> np.ndarray:
+        pairs = zip(labels.tolist(), clients.tolist(), strict=True)
+        return np.array([orders[i][label] for label, i in pairs], labels.dtype)
+
+    return images._replace(
+        train_labels=turned(images.train_labels, images.train_clients),
+        test_labels=turned(images.test_labels, images.test_clients),
+    )
+
+
+def loss(net: Point, fit: Half) -> jax.Array:
+    scores = net.y(FEATURES(net.x, fit.images))
+    found = optax.softmax_cross_entropy_with_integer_labels(scores, fit.labels)
+    return fit.weights @ found + 0.5 * PULL * trees.squared_norm(net.y)
+
+
+def accuracy(net: Point, test: Half) -> jax.Array:
+    found = net.y(FEATURES(net.x, test.images)).argmax(-1).astype(test.labels.dtype)
+    return test.weights @ (found == test.labels).astype(test.weights.dtype)
+
+
+def trained(net: Point, fit: Half, step: float, steps: int) -> Point:
+    """Return a network after gradient steps with momentum on one client's images."""
+    rule = optax.sgd(step, momentum=0.9)
+
+    def move(_: Any, carry: Any) -> Any:
+        net, state = carry
+        change, state = rule.update(jax.grad(loss)(net, fit), state)
+        return optax.apply_updates(net, change), state
+
+    return jax.lax.fori_loop(0, steps, move, (net, rule.init(net)))[0]
+
+
+def tuned(net: Point, here: World, step: float, steps: int) -> np.ndarray:
+    """Return each client's accuracy after it trains the whole network on its own images."""
+    one = jax.jit(lambda fit, test: accuracy(trained(net, fit, step, steps), test))
+    return np.array([one(*of(here, i)) for i in range(CLIENTS)])
+
+
+def of(here: World, i: int) -> tuple[Half, Half]:
+    """Return one client's training and test images."""
+    return jax.tree.map(lambda a: a[i], (here.fit, here.test))
+
+
+def own_heads(x: Any, here: World) -> np.ndarray:
+    """Return each client's accuracy with a head of its own on a representation."""
+    start = trees.host_zeros(MODEL.init(jax.random.key(0))[1])
+    return np.asarray(own_accuracies(FEATURES, (here.fit, here.test), PULL)(x, start))
+
+
+def averaged(here: World, seed: int) -> Point:
+    """Return the network that FedAvg trains on all images of all clients."""
+    task = hyper_representation(here.images, here.parts, **COMMON, together=True, seed=seed)
+    return final(fedavg(task.problem, 0.3), task, seed).y
+
+
+def final(algorithm: Any, task: Any, seed: int) -> Any:
+    """Return the state after a run with everyone."""
+    federation = SimulatedFederation(task.data, local_work=local_work.constant(TAU))
+    return run(algorithm, federation, task.x0, task.y0, rounds=ROUNDS, seed=seed).state
+
+
+def measured(name: str, here: World, seed: int) -> np.ndarray:
     """Return every client's accuracy on its own test images."""
-    parts = own_parts(share, seed)
     if name == "local":
-        return tuned_accuracies(start(seed), parts, **options)
-    if name == "fedavg":
-        return shared_accuracies(fedavg_net(parts, seed, **options))
-    if name == "fedavg-heads":
-        return head_accuracies(fedavg_net(parts, seed, **CHOSEN["fedavg"]).x, parts)
-    if name == "fine-tuned":
-        net = fedavg_net(parts, seed, **CHOSEN["fedavg"])
-        return tuned_accuracies(net, parts, **options)
+        start = Point(*MODEL.init(jax.random.fold_in(jax.random.key(seed), 0)))
+        return tuned(start, here, 0.1, 300)
+    if name in ("fedavg", "fedavg-heads", "fine-tuned"):
+        net = averaged(here, seed)
+        if name == "fedavg":
+            return np.array([accuracy(net, of(here, i)[1]) for i in range(CLIENTS)])
+        return own_heads(net.x, here) if name == "fedavg-heads" else tuned(net, here, 0.03, 150)
     if name == "simfbo":
-        task = hyper_representation(IMAGES, parts, **SHARE, seed=seed)
-        return head_accuracies(bilevel_x(simfbo, task, seed, **options), parts)
-    task = private_heads(IMAGES, parts, **SHARE, seed=seed)
-    factory = simfbo if name == "private" else fedbioacc_local
-    return head_accuracies(bilevel_x(factory, task, seed, **options), parts)
+        task = hyper_representation(here.images, here.parts, **COMMON, seed=seed)
+        return own_heads(final(simfbo(task.problem, STEPS), task, seed).x, here)
+    task = private_heads(here.images, here.parts, **COMMON, seed=seed)
+    if name == "private":
+        return own_heads(final(simfbo(task.problem, STEPS), task, seed).x, here)
+    algorithm = fedbioacc_local(task.problem, STEPS._replace(x=0.1))
+    return own_heads(final(algorithm, task, seed).x, here)
 
 
-def tried() -> list[tuple[str, float, dict]]:
-    """Return the settings that are compared on seeds 100 and 101."""
-    found = []
-    for share in (1.0, 0.15):
-        found += [
-            ("local", share, {"step": s, "steps": n}) for s in (0.03, 0.1) for n in (100, 300)
-        ]
-        found += [("fedavg", share, {"step": s}) for s in (0.1, 0.3)]
-        found += [("fine-tuned", share, {"step": s, "steps": n}) for s in (0.01, 0.03)
-                  for n in (20, 50, 150)]  # fmt: skip
-        steps = [Point(x=x, y=y, v=0.1) for x in (0.03, 0.1, 0.3) for y in (0.3,)]
-        found += [(name, share, {"local": s}) for name in ("simfbo", "private") for s in steps]
-        found += [("fedbioacc_local", share, {"steps": s}) for s in steps]
-    return found
-
-
-def rows(file: Path) -> list[dict]:
+def rows() -> list[dict[str, Any]]:
+    file = HERE / "results.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def measure(file: Path, jobs: list[tuple[str, float, int, dict]]) -> None:
-    """Run what is not in the file yet."""
-    done = {(row["method"], row["share"], row["seed"], json.dumps(row["options"]))
-            for row in rows(file)}  # fmt: skip
-    for name, share, seed, options in jobs:
-        key = name, share, seed, json.dumps(options)
-        if key in done:
+def measure(seeds: range) -> None:
+    """Run what is not in the results yet."""
+    done = {(row["method"], row["world"], row["seed"]) for row in rows()}
+    jobs = [(name, where, seed) for seed in seeds for where in WORLDS for name in METHODS]
+    for name, where, seed in jobs:
+        if (name, where, seed) in done:
             continue
-        found = measured(name, share, seed, options)
-        line = {"method": name, "share": share, "seed": seed, "options": options,
+        found = measured(name, world(where, seed), seed)
+        line = {"method": name, "world": where, "seed": seed,
                 "accuracies": [round(float(a), 4) for a in found]}  # fmt: skip
-        with file.open("a") as out:
+        with (HERE / "results.jsonl").open("a") as out:
             out.write(json.dumps(line) + "\n")
-        print(f"{name:16} share {share:4} seed {seed}: {found.mean():.4f}, worst {found.min():.3f}",
-              options, flush=True)  # fmt: skip
+        print(
+            f"{where}, {name}, seed {seed}: {found.mean():.4f}, worst {found.min():.3f}", flush=True
+        )
 
 
 def table() -> str:
-    """Return the results as a table: mean over clients, then mean and deviation over seeds."""
-    found = rows(HERE / "results.jsonl")
-    lines = ["| method | all images: mean, % | worst client, % | 15 % of them: mean, % | worst client, % |",
-             "|---|---|---|---|---|"]  # fmt: skip
-    for name, label in LABELS.items():
+    """Return the results: mean and worst over clients, then mean and deviation over seeds."""
+    found = rows()
+    lines = [f"| method | {' | '.join(f'{name}: mean, % | worst, %' for name in WORLDS)} |",
+             "|---" * (1 + 2 * len(WORLDS)) + "|"]  # fmt: skip
+    for name, label in METHODS.items():
         cells = [label]
-        for share in (1.0, 0.15):
+        for where in WORLDS:
             own = [100 * np.array(row["accuracies"]) for row in found
-                   if (row["method"], row["share"]) == (name, share)]  # fmt: skip
-            for of in (np.mean, np.min):
-                values = [float(of(one)) for one in own]
+                   if (row["method"], row["world"]) == (name, where)]  # fmt: skip
+            for over in (np.mean, np.min):
+                values = [float(over(one)) for one in own]
                 cells.append(f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -204,19 +194,13 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--choose", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    if options.choose:
-        jobs = [(name, share, seed, given) for name, share, given in tried() for seed in (100, 101)]
-        measure(HERE / "choices.jsonl", jobs)
-    elif not options.table:
-        jobs = [(name, share, seed, CHOSEN.get(name, {})) for seed in range(5)
-                for share in (1.0, 0.15) for name in LABELS]  # fmt: skip
-        measure(HERE / "results.jsonl", jobs)
-    if not options.choose:
-        (HERE / "table.md").write_text(table())
-        print(table())
+    if not options.table:
+        measure(range(options.seeds))
+    (HERE / "table.md").write_text(table())
+    print(table())
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def test_short_runs_are_shares_of_long_ones():
 def test_parts_differ_as_they_say():
     iid, digit, small = load("heterogeneous").parts
     assert [part.name for part in (iid, digit, small)] == ["iid", "one-digit", "small-local"]
-    assert set(iid.methods) > set(digit.methods) == {"simfbo", "shrofbo"}
+    assert set(iid.methods) > set(small.methods) == {"simfbo", "shrofbo"}
+    assert set(digit.methods) - set(small.methods) == {"mimefbo", "mimefbo-memory"}
     a, b = digit.methods["shrofbo"].config, small.methods["shrofbo"].config
     assert a.task == b.task
     assert a.task.partition == "shards" != iid.methods["simfbo"].config.task.partition
