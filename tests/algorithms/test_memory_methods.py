@@ -22,7 +22,10 @@ from simfbo.algorithms import (
     simfbo,
     with_momenta,
 )
+from simfbo.core import aggregation
+from simfbo.core.codecs import Codecs, top_k
 from simfbo.core.local_work import fixed
+from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, without_replacement
 from simfbo.engines import cost
 from simfbo.tasks import random_quadratic
@@ -137,16 +140,44 @@ def test_with_memory_sampled_clients_lead_to_the_exact_solution():
     assert min(ends["simfbo"], ends["mean"]) > 0.01
 
 
-def test_automatic_steps_carry_what_clients_remember():
+TOP = Codecs(up=Point(top_k(0.5), top_k(0.5), top_k(0.5)))
+FEDERATIONS = {
+    "an aggregator": {"aggregators": Point(x=aggregation.median())},
+    "a codec that loses digits": {"codecs": TOP},
+    "a client that is sampled twice": {
+        "sampler": lambda key, p: Cohort(np.array([1, 1]), p[[1, 1]])
+    },
+}
+
+
+@pytest.mark.parametrize("what", FEDERATIONS)
+def test_memory_of_clients_needs_messages_as_they_were_sent(what):
+    """Otherwise h would no longer be the mean of what clients remember, and never again."""
+    algorithm = mimefbo(TASK.problem, LOCAL, control="memory")
+    with pytest.raises(UserError, match=f"which {what} would falsify"):
+        run(algorithm, SimulatedFederation(TASK.data, **FEDERATIONS[what]), TASK.x0, TASK.y0,
+            rounds=1)  # fmt: skip
+
+
+def test_memory_of_clients_refuses_what_changes_messages_or_goes_back():
     def build(plan):
         return mimefbo(TASK.problem, plan.local, plan.server, control="memory")
 
-    federation = SimulatedFederation(TASK.data, without_replacement(2), fixed(TAUS))
-    algorithm = auto_steps(build, TASK.problem, TASK.x0, 800)
-    history = run(algorithm, federation, TASK.x0, TASK.y0, rounds=800)
-    assert TASK.evaluate(history.state)["x_error"] < 1e-3
+    plain = mimefbo(TASK.problem, LOCAL, control="memory")
+    with pytest.raises(UserError, match="a moving average would falsify"):
+        with_momenta(plain, 0.5)
+    with pytest.raises(UserError, match="clipping would falsify"):
+        private(plain, Privacy())
+    with pytest.raises(UserError, match="automatic step sizes do, would falsify"):
+        auto_steps(build, TASK.problem, TASK.x0, 10)
     with pytest.raises(UserError, match="give the step sizes of a private lower level yourself"):
         auto_steps(build, PRIVATE, TASK.x0, 10)
+
+
+def test_momenta_refuse_messages_of_another_shape():
+    steps = with_momenta(fedbioacc_local(PRIVATE, LOCAL))
+    with pytest.raises(UserError, match="Momenta need messages with one Point"):
+        rounds(steps, [[0, 1]])
 
 
 def private_solution():
@@ -202,8 +233,8 @@ def test_only_x_travels():
         found = cost(factory(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
         assert (found.floats_down, found.floats_up) == (5 * 3, 5 * (3 + more))
     shared = cost(simfbo(TASK.problem, LOCAL), federation, TASK.x0, TASK.y0).total
-    private = cost(simfbo(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
-    assert private.bytes_up + private.bytes_down < 0.6 * (shared.bytes_up + shared.bytes_down)
+    own = cost(simfbo(PRIVATE, LOCAL), federation, TASK.x0, TASK.y0).total
+    assert own.bytes_up + own.bytes_down < 0.6 * (shared.bytes_up + shared.bytes_down)
 
 
 @pytest.mark.parametrize("factory", [fednest, aggitd, fedbio, memfbo, mimefbo])
@@ -236,7 +267,9 @@ def test_momenta_of_methods_that_remember_keep_both():
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), memories[0], memories[1].own
     )
     federation = SimulatedFederation(TASK.data)
-    sent = [cost(one, federation, TASK.x0, TASK.y0).total for one in (plain, with_momenta(plain))]
+    sent = [
+        cost(one, federation, TASK.x0, TASK.y0).total for one in (plain, with_momenta(plain, 1))
+    ]
     assert sent[0] == sent[1]
 
 
@@ -246,7 +279,7 @@ def test_momenta_of_methods_that_remember_keep_both():
         (lambda: mimefbo(TASK.problem, LOCAL, control="both"), "control must be one of mean"),
         (lambda: mimefbo(TASK.problem, LOCAL, theta=0.0), "theta must lie above 0"),
         (lambda: with_momenta(simfbo(TASK.problem, LOCAL), 1.5), "theta must lie above 0"),
-        (lambda: rounds(with_momenta(unnamed()), [[0, 1]]), "messages that name their channels"),
+        (lambda: rounds(with_momenta(unnamed()), [[0, 1]]), "Momenta need messages with one Point"),
     ],
 )
 def test_wrong_settings_end_in_a_sentence(call, says):

@@ -29,6 +29,12 @@ def federated(flower, **options):
     return plan, flower.Grid(plan, flower.parts(2))
 
 
+def on_disk(grid, folder):
+    """Let every node keep memories in a folder of its own."""
+    for k, node in enumerate(grid.settings):
+        grid.settings[node] = {**grid.settings[node], "memory": str(folder / f"node-{k}")}
+
+
 @pytest.mark.parametrize("partial_sums", [False, True])
 def test_nodes_remember_as_a_simulation_does(flower, tmp_path, partial_sums):
     plan, grid = federated(flower, partial_sums=partial_sums)
@@ -65,8 +71,7 @@ def test_a_lost_reply_changes_no_memory(flower, tmp_path):
 
 def test_a_restarted_node_reads_its_memory_from_disk(flower, tmp_path):
     plan, grid = federated(flower)
-    for k, node in enumerate(grid.settings):
-        grid.settings[node] = {**grid.settings[node], "memory": str(tmp_path / f"node-{k}")}
+    on_disk(grid, tmp_path)
 
     def restart(node, message, reply):
         grid.states = {one: RecordDict() for one in grid.states}
@@ -77,11 +82,12 @@ def test_a_restarted_node_reads_its_memory_from_disk(flower, tmp_path):
     same(history.state, simulate(plan).state)
     assert not history.warnings
     files = list((tmp_path / "node-0").glob("*/*.npz"))
-    assert 0 < len(files) <= 3 * 3  # of three clients at most three versions
+    assert 0 < len(files) <= 3 * 4  # of three clients at most four versions
 
 
 def test_a_resumed_server_names_the_versions_it_had(flower, tmp_path):
     plan, grid = federated(flower)
+    on_disk(grid, tmp_path)
     calls = []
 
     def stop(node, message, reply):
@@ -92,9 +98,10 @@ def test_a_resumed_server_names_the_versions_it_had(flower, tmp_path):
 
     grid.spoil = stop
     with pytest.raises(UserError, match="interrupted"):
-        serve(grid, plan, tmp_path, {})
+        serve(grid, plan, tmp_path / "run", {})
     grid.spoil = lambda node, message, reply: reply
-    history = serve(grid, plan, tmp_path, {})
+    grid.states = {one: RecordDict() for one in grid.states}  # of another run of Flower's
+    history = serve(grid, plan, tmp_path / "run", {})
     same(history.state, simulate(plan).state)
     assert not history.warnings
 
@@ -135,9 +142,9 @@ def test_the_server_holds_no_memory(flower):
 
 def test_stores_keep_what_a_server_can_still_ask_for(tmp_path):
     store, initial = DiskStore(tmp_path, "0" * 16), {"a": np.zeros(2)}
-    for number, before in ((3, 0), (5, 3), (9, 5), (12, 9), (13, 9)):
-        keep(store, 1, before, number, {"a": np.full(2, float(number))})
-    assert store.numbers(1) == [5, 9, 13]
+    for number, oldest in ((3, 0), (5, 0), (9, 4), (13, 8), (12, 8)):  # one comes late
+        keep(store, 1, number, {"a": np.full(2, float(number))}, oldest)
+    assert store.numbers(1) == [5, 9, 12, 13]
     np.testing.assert_array_equal(recall(store, 1, 13, initial)["a"], [13, 13])
     assert recall(store, 1, 0, initial) is initial
     assert recall(store, 1, 3, initial) is None

@@ -31,7 +31,16 @@ from simfbo.algorithms._pacing import Window
 from simfbo.algorithms._plan import Plan, Sizes, plan_for, sizes_for
 from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, Hosted, Tracing, View
+from simfbo.core.federation import (
+    Algorithm,
+    Client,
+    ClientStep,
+    Federation,
+    Hosted,
+    Tracing,
+    View,
+    require_exact_sums,
+)
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies, UserError
@@ -147,6 +156,7 @@ def auto_steps(
     tools, hypergradient = probes(problem), _hypergradient_step(problem)
     rules = _pacing.rules(scale, rounds)
     like = build(plan_for(Sizes(*np.zeros(4)), rules, rounds))
+    require_exact_sums(like, "going back to earlier states, as automatic step sizes do,")
     built: dict[tuple[float, ...], Algorithm] = {}
 
     def sizes(state: AutoState) -> Sizes:

@@ -59,7 +59,7 @@ def fedbioacc_local(
     if problem.lower_level != "private":
         raise UserError(
             "fedbioacc_local gives every client a lower variable of its own: declare the problem "
-            'with lower_level="private", or use fedbioacc.'
+            'with lower_level="private" (task.private in configurations), or use fedbioacc.'
         )
     local_step = _client_step(problem, radius, checked_schedule(Schedule(delta, u, c)))
 

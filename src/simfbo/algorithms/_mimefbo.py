@@ -131,7 +131,7 @@ def mimefbo(
     return Algorithm(
         "MimeFBO", init, round, (mimefbo_step,),
         residuals={"mimefbo_step": "xyv"} if control == "mean" else {},  # the others send changes
-        memory=_memory if control == "memory" else None,
+        memory=_memory if control == "memory" else None, exact_sums=control == "memory",
     )  # fmt: skip
 
 

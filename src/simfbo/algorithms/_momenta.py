@@ -20,6 +20,7 @@ from simfbo.core.federation import (
     View,
     WithMemory,
     message_of,
+    require_exact_sums,
 )
 from simfbo.core.problem import Point, PyTree, point_of
 from simfbo.errors import UserError
@@ -57,6 +58,8 @@ def with_momenta(algorithm: Algorithm, theta: float = 0.1) -> Algorithm:
     """
     if not 0 < theta <= 1:
         raise UserError(f"theta must lie above 0 and be at most 1, got {theta}.")
+    if theta < 1:
+        require_exact_sums(algorithm, "a moving average")
     steps = {step: _smoothed(step, theta) for step in algorithm.client_steps}
     names = [step.__name__ for step in steps]
 
@@ -90,6 +93,7 @@ def _smoothed(client_step: ClientStep, theta: float) -> ClientStep:
         kept: Momenta = client.memory
         reply = client_step(payload, client._replace(memory=kept.own))
         message, old = message_of(reply), kept.momenta[name]
+        _require_channels(message, old)
         weight = jnp.where(kept.begun[name] > 0, theta, 1.0)
         now = Point(*(_moved(m, z, weight) for m, z in zip(old, point_of(message), strict=True)))
         after = Momenta(
@@ -111,11 +115,21 @@ def _known(old: PyTree, new: PyTree) -> PyTree:
     return old if new is None else new
 
 
+def _require_channels(message: PyTree, old: Point[PyTree]) -> None:
+    """Raise unless a message has one `Point`, whose parts are shaped like x, y and y."""
+    parts = message if type(message) is tuple else (message,)
+    pairs = zip(point_of(message), old, strict=True)
+    alike = all(z is None or jax.tree.structure(z) == jax.tree.structure(m) for z, m in pairs)
+    if sum(isinstance(part, Point) for part in parts) != 1 or not alike:
+        raise UserError(
+            "Momenta need messages with one Point(x=..., y=..., v=...), of parts shaped like x and "
+            "y, which this method does not send."
+        )
+
+
 def _with_point(message: PyTree, point: Point[PyTree]) -> PyTree:
     """Return a message with another `Point` in it."""
     if isinstance(message, Point):
         return point
-    if not isinstance(message, tuple) or point_of(message) == Point():
-        raise UserError("Momenta need messages that name their channels: return Point(x=..., ...).")
     first = next(k for k, part in enumerate(message) if isinstance(part, Point))
     return (*message[:first], point, *message[first + 1 :])

@@ -54,7 +54,8 @@ def private_lower(
     """
     if isinstance(server, optax.GradientTransformation):
         raise UserError(
-            "With a private lower level the server moves x alone: give its step sizes as a Point."
+            "With a private lower level the server moves x alone: tuning-free step sizes and other "
+            "rules for x, y and v together do not apply."
         )
     private_step = _client_step(problem, radius, independent_batches, normalised)
     init_x, move = server_step(server.x)

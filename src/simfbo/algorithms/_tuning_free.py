@@ -141,7 +141,8 @@ def _gathered(state: Any) -> Gathered:
     found = [part for part in parts if isinstance(part, Gathered)]
     if not found:
         raise UserError(
-            "Tuning-free steps are the server's, and this method has none: use simfbo or shrofbo."
+            "Tuning-free steps are the server's, and this method has none: use simfbo, shrofbo or "
+            "mimefbo."
         )
     return found[0]
 

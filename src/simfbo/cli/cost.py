@@ -25,12 +25,13 @@ def cost(config: RunConfig, data_dir: Path | None) -> int:
 
     from simfbo import engines
     from simfbo.algorithms._auto_steps import most_probes
-    from simfbo.config.build import build_algorithm, build_federation
+    from simfbo.config.build import build_algorithm, build_federation, smoothed
     from simfbo.config.build_task import build_task
     from simfbo.runs.report import size
 
     task = build_task(config, data_dir)
-    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
+    method = build_algorithm(config.algorithm, task.problem, config.rounds)
+    algorithm = smoothed(method, config)
     federation = build_federation(config, task.data)
     ledger = engines.cost(algorithm, federation, task.x0, task.y0)
     table = Table(title=f"One iteration of {algorithm.name} on {config.task.name}")

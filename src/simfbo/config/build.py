@@ -42,17 +42,23 @@ def build_method(config: RunConfig, task: Task) -> Algorithm:
     """Return the algorithm of a configuration, with the step sizes it asks for."""
     problem, settings = task.problem, config.algorithm
     if config.steps == "given":
-        return build_algorithm(settings, problem, config.rounds)
+        return smoothed(build_algorithm(settings, problem, config.rounds), config)
     plain = hasattr(settings, "steps")  # one set of step sizes
 
     def build(plan: Plan) -> Algorithm:
         if plain:
-            return _made(settings, problem, steps=plan.plain)
-        return _made(settings, problem, local=plan.local, server=plan.server)
+            return smoothed(_made(settings, problem, steps=plan.plain), config)
+        return smoothed(_made(settings, problem, local=plan.local, server=plan.server), config)
 
     if config.steps == "tuning-free":
         return tuning_free(build)
     return auto_steps(build, problem, task.x0, config.rounds, plain)
+
+
+def smoothed(algorithm: Algorithm, config: RunConfig) -> Algorithm:
+    """Return the algorithm with client momenta, if a configuration asks for them."""
+    theta = config.aggregation.momenta
+    return algorithm if theta is None else with_momenta(algorithm, theta)
 
 
 _STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedule"}
@@ -182,11 +188,10 @@ def build(config: RunConfig, task: Task) -> Built:
     """Return the objects of the run that a configuration describes."""
     algorithm, evaluate = build_method(config, task), task.evaluate
     federation = build_federation(config, task.data)
-    if config.aggregation.momenta is not None:
-        algorithm = with_momenta(algorithm, config.aggregation.momenta)
     if config.privacy is not None:
         algorithm = private(algorithm, _privacy(config.privacy))
-        evaluate = _with_epsilon(config.privacy, config, task, federation)
+        remembers = algorithm.memory is not None
+        evaluate = _with_epsilon(config.privacy, config, task, federation, remembers)
     return Built(config, task, algorithm, federation, evaluate)
 
 
@@ -222,11 +227,16 @@ def run_built(
 
 
 def _with_epsilon(
-    privacy: PrivacyConfig, config: RunConfig, task: Task, federation: Engine
+    privacy: PrivacyConfig, config: RunConfig, task: Task, federation: Engine, remembers: bool
 ) -> Evaluate:
-    """Return the task's metrics and the epsilon of all exchanges so far."""
+    """Return the task's metrics and the epsilon of all exchanges so far.
+
+    What a client remembers depends on when it was sampled, so sampling then counts as no
+    protection.
+    """
     noise, delta = _privacy(privacy).noise, privacy.delta
-    n, size = federation.n, config.cohort_size(federation.n)
+    n = federation.n
+    size = n if remembers else config.cohort_size(n)
 
     def evaluate(state: PyTree) -> dict[str, float]:
         spent = epsilon(federation.ledger.total.rounds, n, size, noise, delta)

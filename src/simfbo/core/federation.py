@@ -12,6 +12,7 @@ from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
+from simfbo.errors import UserError
 
 
 class Client(NamedTuple):
@@ -115,6 +116,9 @@ class Algorithm(NamedTuple):
         tracing: how `round` is compiled; by default it is traced as it is.
         memory: (x0, y0) -> what every client remembers before it first takes part, for methods
             whose client steps return `WithMemory`; None for those whose clients forget.
+        exact_sums: whether the server must receive what clients sent, once and unchanged, because
+            it keeps account of what they remember: no aggregator, lossy codec, momenta, clipping
+            or sampling with replacement then.
     """
 
     name: str
@@ -126,6 +130,7 @@ class Algorithm(NamedTuple):
     settings: Mapping[str, Any] = {}
     tracing: Tracing | None = None
     memory: Callable[[PyTree, PyTree], PyTree] | None = None
+    exact_sums: bool = False
 
     @property
     def traced(self) -> Tracing:
@@ -138,6 +143,15 @@ class Algorithm(NamedTuple):
     def hosted(self) -> Hosted | None:
         """Return the parts of `round`, if it does some of its work on the host."""
         return self.traced.hosted
+
+
+def require_exact_sums(algorithm: Algorithm, what: str) -> None:
+    """Raise if an algorithm needs exact sums, which something makes impossible."""
+    if algorithm.exact_sums:
+        raise UserError(
+            f"{algorithm.name} keeps account of what its clients remember, which {what} would "
+            'falsify: leave that out, or use control="mean".'
+        )
 
 
 class Federation(Protocol):

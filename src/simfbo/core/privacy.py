@@ -23,6 +23,7 @@ from simfbo.core.federation import (
     Verb,
     View,
     message_of,
+    require_exact_sums,
     with_message,
 )
 from simfbo.core.keys import Purpose, secret_key
@@ -72,6 +73,7 @@ def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         'SimFBO'
     """
     _require_positive(privacy)
+    require_exact_sums(algorithm, "clipping")
     steps = {step: _protected(step, privacy) for step in algorithm.client_steps}
 
     def round(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:

@@ -12,7 +12,7 @@ from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Refusal, Request
-from simfbo.core.federation import Algorithm, Client, ClientStep
+from simfbo.core.federation import Algorithm, Client, ClientStep, require_exact_sums
 from simfbo.core.gate import Decode, Gate
 from simfbo.core.keys import secret_key
 from simfbo.core.ledger import Ledger, Octets
@@ -115,6 +115,7 @@ class Engine(ABC):
         self.observed: Memory = {}
         self.client_memory: PyTree = None
         self.memory_like: PyTree = None
+        self._distinct: Algorithm | None = None  # which needs clients to be sampled once
         self.secret = False
         self._formed: tuple[FederatedData, PyTree] | None = None
 
@@ -130,6 +131,12 @@ class Engine(ABC):
 
     def remember(self, algorithm: Algorithm, x0: PyTree, y0: PyTree) -> None:
         """Let the clients remember what they do before they first take part in an algorithm."""
+        if any(rule is not None and rule.combine is not None for rule in self.aggregators):
+            require_exact_sums(algorithm, "an aggregator")
+        up = () if self.codecs is None else self.codecs.up
+        if any(codec is not None and codec.name != "float32" for codec in up):
+            require_exact_sums(algorithm, "a codec that loses digits")
+        self._distinct = algorithm if algorithm.exact_sums else None
         initial = None
         if algorithm.memory is not None:
             initial = trees.on_device(algorithm.memory(x0, y0))
@@ -166,6 +173,8 @@ class Engine(ABC):
             raise UserError("The sampler returned no clients: a cohort needs at least one.")
         if weights.shape != ids.shape:
             raise UserError("The sampler must return one weight per client.")
+        if self._distinct is not None and len(np.unique(ids)) < len(ids):
+            require_exact_sums(self._distinct, "a client that is sampled twice")
         order = np.argsort(ids, kind="stable")
         return Cohort(ids[order].astype(np.int32), weights[order])
 

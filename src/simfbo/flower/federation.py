@@ -91,6 +91,7 @@ class DistributedFederation(Engine):
         self.secret = plan.secret
         self.start = Point(plan.x0, plan.y0)
         self.timing: dict[str, float] = {}
+        self._saved = 0, 0  # the last exchanges before the two newest checkpoints
         self._transport, self._plan, self._poll = transport, plan, poll
         self._known = {"x": plan.x0, "y": plan.y0}
         self._discovery = Discovery(transport, plan.clients, plan.timeout)
@@ -144,7 +145,8 @@ class DistributedFederation(Engine):
             self._envelope(call, request, node, positions, adds)
             for node, positions in parts.items()
         ])  # fmt: skip
-        self._note_losses(request, outcome)
+        if self.memory_like is not None:
+            self._note_losses(request, outcome)
         if adds:
             return self._added(request, call.cohort, outcome)
         return self._gated(call, request, stacked, outcome)
@@ -185,7 +187,11 @@ class DistributedFederation(Engine):
             self.observed = {**self.observed, "memory": {"run": token_hex(8), "versions": {}}}
         known = self.observed["memory"]
         numbers = [known["versions"].get(str(i), 0) for i in ids.tolist()]
-        return Versions(known["run"], np.array(numbers, np.int64))
+        return Versions(known["run"], np.array(numbers, np.int64), self._saved[0])
+
+    def saved(self) -> None:
+        """Note that the run was saved: it may still go back to the checkpoint before."""
+        self._saved = self._saved[1], self.ledger.total.rounds
 
     def settle(self, exchange: Exchange) -> None:
         """Note that the clients whose replies count go on from what these left behind."""
@@ -200,7 +206,11 @@ class DistributedFederation(Engine):
     def _note_losses(self, request: Request, outcome: Outcome) -> None:
         """Note the clients whose nodes lost what they remembered."""
         for node, package in outcome.packages.items():
-            if clients := lost(package.settings, request.ids[outcome.parts[node]]):
+            known = self.observed["memory"]
+            found = lost(package.settings, request.ids[outcome.parts[node]])
+            if clients := [i for i in found if i not in known.get("lost", [])]:
+                noted = {**known, "lost": [*known.get("lost", []), *clients]}
+                self.observed = {**self.observed, "memory": noted}
                 text = f"{_clients(clients)} lost what it remembered and starts anew"
                 self.suspicions.append(
                     Suspicion("forgot", request.number, request.client_step, clients, 0.0, text)

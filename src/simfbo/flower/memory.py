@@ -5,8 +5,8 @@ an exchange under the number of that exchange, and the server says with every re
 the client goes on from: that of the last exchange in which its reply counted. A run that is resumed
 names the same ones again. The memory itself never leaves the node.
 
-It is kept in Flower's state of the node, which lives as long as the node's process, and, if the
-node's settings name a folder (`memory`), on disk.
+It is kept in Flower's state of the node, which lasts for one run of Flower's, and, if the node's
+settings name a folder (`memory`), on disk, where a resumed run and a restarted node find it.
 """
 
 import re
@@ -25,7 +25,6 @@ from simfbo.runs.checkpoint import DamagedError
 from simfbo.runs.files import write_atomic
 
 MEMORY = "memory"  # the node's setting that names a folder
-_OLDER = 1  # versions kept besides the one in use: the server may go back by a checkpoint
 _RUNS = 4  # of which memories are kept on disk
 Leaves = Sequence[np.ndarray]  # of a memory, in order
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -37,10 +36,12 @@ class Versions(NamedTuple):
     Attributes:
         run: a random name of the run.
         numbers: the exchange after which the memory was kept, by position; 0 for none yet.
+        oldest: the last exchange before the oldest checkpoint that the server may go back to.
     """
 
     run: str
     numbers: np.ndarray
+    oldest: int = 0
 
 
 class Store(Protocol):
@@ -71,7 +72,7 @@ class DiskStore:
         require_name(run)
         self._folder = folder / run
         if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, mode=0o700)
+            self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             others = sorted((path for path in folder.iterdir() if _TOKEN.fullmatch(path.name)),
                             key=lambda path: path.stat().st_mtime)  # fmt: skip
             for old in others[:-_RUNS]:
@@ -185,27 +186,27 @@ def keep_all(
     store: Store, versions: Versions, ids: np.ndarray, exchange: int, rows: PyTree
 ) -> None:
     """Keep what the clients of a request remember after it, of each what its last reply left."""
-    clients, numbers = ids.tolist(), versions.numbers.tolist()
+    clients = ids.tolist()
     stacks = jax.tree.map(np.asarray, rows)
     for j, i in enumerate(clients):
         if i not in clients[j + 1 :]:
-            keep(store, i, numbers[j], exchange, jax.tree.map(lambda a, j=j: a[j], stacks))
+            own = jax.tree.map(lambda a, j=j: a[j], stacks)
+            keep(store, i, exchange, own, versions.oldest)
 
 
-def keep(store: Store, client: int, before: int, number: int, memory: PyTree) -> None:
-    """Keep what a client remembers after an exchange; forget what no server can ask for.
+def keep(store: Store, client: int, number: int, memory: PyTree, oldest: int) -> None:
+    """Keep what a client remembers after an exchange; forget what the server cannot ask for.
 
     Args:
         store: where to.
         client: whose it is.
-        before: the version that it went on from.
         number: of the exchange.
         memory: what it remembers.
+        oldest: see `Versions`; of the versions up to this one, only the last is still of use.
     """
     store.write(client, number, list(map(np.asarray, jax.tree.leaves(memory))))
-    older = [one for one in store.numbers(client) if one < before]
-    others = [one for one in store.numbers(client) if before < one and one != number]
-    for one in older[:-_OLDER] + others:
+    early = [one for one in store.numbers(client) if one <= oldest]
+    for one in early[:-1]:
         store.remove(client, one)
 
 

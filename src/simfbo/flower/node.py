@@ -97,7 +97,7 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         "max_norm": request.gate.max_norm,
         "generator": None if key is None else str(jax.random.key_impl(key)),
         "wide": bool(jnp.result_type(float) == jnp.float64),
-        "run": None if request.versions is None else request.versions.run,
+        "memory": None if request.versions is None else [*request.versions[::2]],
     }
     if request.code is not None:
         settings["shapes"] = [[list(leaf.shape), leaf.dtype.name] for leaf in payload.values()]
@@ -163,8 +163,16 @@ def decode_request(
         Gate(settings["max_norm"]),
         key,
         code,
-        None if settings["run"] is None else Versions(settings["run"], arrays["versions"]),
+        _versions(settings["memory"], arrays),
     )
+
+
+def _versions(settings: list[Any] | None, arrays: Mapping[str, np.ndarray]) -> Versions | None:
+    """Return from which memories clients go on; None if they remember nothing."""
+    if settings is None:
+        return None
+    run, oldest = settings
+    return Versions(run, arrays["versions"], oldest)
 
 
 class Node:

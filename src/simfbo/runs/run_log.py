@@ -70,7 +70,7 @@ class RunLog:
         self.history = History(plain(header))
         self._directory, self._every = directory, every
         self._writer: Writer | None = None
-        self._saved_at, self._saved_round = time.monotonic(), -1
+        self._saved_at, self.saved_round = time.monotonic(), -1
 
     def start(self, first: Progress) -> Progress:
         """Start a new history; return the progress to start from."""
@@ -103,7 +103,7 @@ class RunLog:
         checkpoint.remove_after(self._directory, progress.round)
         if part.lost is None:
             self._writer.cut(progress.written)
-            self._saved_round = progress.round
+            self.saved_round = progress.round
             return progress
         return self._repair(progress._replace(written=len(part.data)), part)
 
@@ -165,12 +165,12 @@ class RunLog:
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, unless this round has one already."""
-        if self._directory is None or progress.round == self._saved_round:
+        if self._directory is None or progress.round == self.saved_round:
             return
         self._open.sync()
         manifest = self._manifest(progress)
         checkpoint.save(self._directory, progress.round, progress.arrays, manifest)
-        self._saved_at, self._saved_round = time.monotonic(), progress.round
+        self._saved_at, self.saved_round = time.monotonic(), progress.round
 
     def end(self, end: Json, verdict: Json | None = None) -> History:
         """Write the verdict, if there is one, and the end line; return the history."""

@@ -197,6 +197,8 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
                 if record is not None and job.callbacks.until is not None:
                     over = job.callbacks.until(log.history.records)
             log.save_when_due(at)
+            if log.saved_round == at.round and hasattr(engine, "saved"):
+                engine.saved()
         end: Json = {"status": "finished"}
         log.save(at)
     except KeyboardInterrupt:
@@ -217,7 +219,7 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     except _Diverged as error:
         at, end = error.args
         log.add("record", *_last_record(job, at))
-    log.history.state = at.state
+    log.history.state, engine.client_memory = at.state, at.client_memory
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 
 
