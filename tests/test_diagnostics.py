@@ -151,3 +151,10 @@ def test_warning_where_unequal_work_moves_the_weights():
     assert warning.startswith("unequal local work biases SimFBO: use ShroFBO")
     assert "37% of the weight" in warning
     assert diagnostics.work_warning(P, np.full(4, 3.0)) is None
+
+
+def test_a_private_lower_level_has_no_shared_solution():
+    task = random_quadratic(3).task()
+    problem = task.problem._replace(lower_level="private")
+    with pytest.raises(UserError, match="y\\*\\(x\\) of its own"):
+        diagnostics.hypergradient(problem, task.data, task.x0, task.y0)

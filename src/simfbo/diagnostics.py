@@ -70,6 +70,11 @@ def solve_lower(
     Returns:
         The minimiser of G(x, .).
     """
+    if problem.lower_level == "private":
+        raise UserError(
+            "With a private lower level every client has a y*(x) of its own: call this with one "
+            "client's data and a problem whose lower level is shared."
+        )
     lower = jax.jit(pooled(problem.lower, data.lower, data.p))
     value_and_grad = jax.jit(jax.value_and_grad(lower, argnums=1))
     newton = jax.jit(lambda x, y, g: _solve_hessian(lower, x, y, g))
