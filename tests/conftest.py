@@ -1,5 +1,6 @@
 """Tests run in double precision, with strict dtype promotion and warnings as errors."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -24,6 +25,26 @@ def quick_compilation(request):
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         small = request.path.parent.name in ("core", "engines", "algorithms", "runs", "studies")
         jax.config.update("jax_disable_most_optimizations", small)
+
+
+_MAPPED = Path("/proc/self/maps")  # Linux allows a process 65,530 of them
+_MOST = 25_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forget compiled programs before there are more than a process can hold.
+
+    Every program takes several mappings of memory; when there are no more of them, XLA crashes.
+    """
+    yield
+    if _MAPPED.is_file() and _MAPPED.read_bytes().count(b"\n") > _MOST:
+        from simfbo.engines.compile_cache import PROGRAMS, TRACES
+
+        PROGRAMS.clear()
+        TRACES.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_addoption(parser):

@@ -22,10 +22,10 @@ DECLARED = {
     "memfbo-order-2": {"unequal local work"},
     "fedmsa": set(),
     "fedbioacc": {"unequal local work"},
-    "fedbioacc_local": {"finds the solution", "unequal local work"},
+    "fedbioacc_local": {"finds the solution", "unequal local work", "identical clients"},
     "mimefbo": set(),
     "mimefbo-storm": set(),
-    "mimefbo-memory": set(),
+    "mimefbo-memory": {"identical clients"},
 }
 SINGLE_LOOP = {
     "simfbo": {"exact at any local step"},

@@ -33,7 +33,7 @@ CLIENT_STEPS = {"fednest": 6, "lfednest": 2, "aggitd": 7, "fedmbo": 4, "fedmsa":
 
 def new_problem():
     """Return the same losses as objects of their own, so that nothing is shared."""
-    upper, lower = TASK.problem
+    upper, lower = TASK.problem.upper, TASK.problem.lower
     return BilevelProblem(lambda *args: upper(*args), lambda *args: lower(*args))
 
 
@@ -158,7 +158,7 @@ def test_an_option_left_out_is_its_default():
 def test_errors_of_a_builder_are_not_taken_for_a_problem_that_cannot_be_hashed():
     calls = []
 
-    @_common.once_per_problem
+    @algorithms.once_per_problem
     def build(problem):
         calls.append(problem)
         raise TypeError("no such loss")

@@ -110,7 +110,7 @@ def test_what_cannot_take_them_says_so():
     with pytest.raises(UserError, match="MemFBO must move y and u alike"):
         made(memfbo)
     single = tuning_free(lambda plan: fedbio(TASK.problem, plan.plain))
-    with pytest.raises(UserError, match="this method has none: use simfbo or shrofbo"):
+    with pytest.raises(UserError, match="this method has none: use simfbo, shrofbo or mimefbo"):
         single.init(TASK.x0, TASK.y0)
     with pytest.raises(UserError, match="must be positive numbers, got 0"):
         made(simfbo, initial=Point(1.0, 0.0, 1.0))

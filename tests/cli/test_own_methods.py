@@ -90,7 +90,8 @@ def test_compare_tune_cost_and_privacy(simfbo, registered, in_process):
                           "privacy.delta=0.1")  # fmt: skip
     assert (code, err) == (
         2,
-        "simfbo: 'privacy' is accounted for simfbo, shrofbo, fedbio, memfbo or mine only.\n",
+        "simfbo: 'privacy' is accounted for simfbo, shrofbo, fedbio, memfbo, fedbioacc, "
+        "mimefbo, fedbioacc_local or mine only.\n",
     )
 
 
@@ -105,7 +106,9 @@ def test_check_help_and_hints(simfbo, registered, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             main((command, "--help"))
         shown = " ".join(capsys.readouterr().out.split())
-        assert ("memfbo, mine" if command == "compare" else "memfbo or mine") in shown
+        assert (
+            "fedbioacc_local, mine" if command == "compare" else "fedbioacc_local or mine"
+        ) in shown
     for command in ("run", "tune", "cost"):
         assert simfbo(command, "quadratic", "--algorithm", "mien")[2] == (
             "simfbo: Unknown algorithm 'mien'. Did you mean 'mine'?\n"
@@ -209,7 +212,7 @@ def test_plug_ins(simfbo, module, monkeypatch, capsys):
     assert "Mine on plugged-task (3 clients): finished after 4 of 4" in out
     with pytest.raises(SystemExit):
         main(("run", "--help"))
-    assert "memfbo, plugged or broken" in " ".join(capsys.readouterr().out.split())
+    assert "fedbioacc_local, plugged or broken" in " ".join(capsys.readouterr().out.split())
     assert "broken" not in sys.modules
     assert simfbo("run", "quadratic", "--algorithm", "broken") == (
         2, "", "simfbo: 'broken:method' cannot be imported: on purpose.\n")  # fmt: skip

@@ -18,7 +18,7 @@ from simfbo.studies.figures import looks_of
 
 SOURCE = Path(simfbo.__file__).parent
 OURS = ("simfbo", "shrofbo", "fednest", "lfednest", "aggitd", "fedbio", "fedmbo", "memfbo",
-        "fedmsa", "fedbioacc")  # fmt: skip
+        "fedmsa", "fedbioacc", "mimefbo", "fedbioacc_local")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_a_broken_plug_in_is_one_sentence_and_breaks_nothing_else(plug_in):
         METHODS.find("module")
     assert [method.name for method in METHODS.usable()] == [*OURS, "plugged", "factory"]
     assert list(comparison.plan({}, {"task.name": "quadratic"})) == [*OURS, "plugged", "factory"]
-    with pytest.raises(UserError, match="simfbo, shrofbo, fedbio, memfbo, fedbioacc or plugged"):
+    with pytest.raises(UserError, match="fedbioacc, mimefbo, fedbioacc_local or plugged"):
         checked({"task": {"name": "quadratic"}, "algorithm": {"name": "factory"}},
                 {"privacy.delta": 1e-6})  # fmt: skip
 

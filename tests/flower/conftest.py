@@ -70,7 +70,8 @@ class MemoryGrid(Grid):
 
     def _reply(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        context = Context(7, node, self.settings[node], self.states[node], {"seed": 0})
+        context = Context(7, node, self.settings[node], self.states.setdefault(node, RecordDict()),
+                          {"seed": 0})  # fmt: skip
         try:
             return copied(self.app(message, context))
         except Exception as error:

@@ -40,7 +40,10 @@ def test_processes_use_tls_node_keys_and_a_secret(tmp_path):
     assert "--enable-supernode-auth" in found["superlink"]
     assert "--insecure" not in [*found["superlink"], *found["superexec"], *found["node-1"]]
     assert str(tmp_path / "keys" / "node-2") in found["node-2"]
-    assert "partition-id=1 num-partitions=2" in found["node-2"]
+    (settings,) = (word for word in found["node-2"] if word.startswith("partition-id=1 "))
+    assert settings.split() == [
+        "partition-id=1", "num-partitions=2", f"memory='{tmp_path / 'memory' / 'node-2'}'"
+    ]  # fmt: skip
     assert all("--superexec-auth-secret-file" in words for words in found.values())
     assert found["node-1"][1:4] == ["-m", "simfbo.flower.ops.fast_nodes", "supernode"]
     stock = dict(layout.processes(Layout(tmp_path), setup(stock=True, insecure=True)))

@@ -91,7 +91,7 @@ def test_plan_without_a_file_takes_names_of_algorithms():
         (
             {"a": {}},
             "In method 'a': Unknown algorithm 'a'. Use simfbo, shrofbo, fednest, lfednest, aggitd, "
-            "fedbio, fedmbo or memfbo.",
+            "fedbio, fedmbo, memfbo, fedmsa, fedbioacc, mimefbo or fedbioacc_local.",
         ),
     ],
 )

@@ -74,10 +74,10 @@ def fedbioacc_local(
         return LocalState(x, state.y, d, now)
 
     other = "Its lower problems are private, so its solution is another."
-    return Algorithm(
-        "FedBiOAcc-Local", init, round, (local_step,),
-        {"finds the solution": other, "unequal local work": other}, memory=_first,
-    )  # fmt: skip
+    kept = "What clients remember is from when they last took part, also where all are the same."
+    violations = {"finds the solution": other, "unequal local work": other,
+                  "identical clients": kept}  # fmt: skip
+    return Algorithm("FedBiOAcc-Local", init, round, (local_step,), violations, memory=_first)
 
 
 def _first(x0: PyTree, y0: PyTree) -> Own:

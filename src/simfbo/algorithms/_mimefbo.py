@@ -107,7 +107,7 @@ def mimefbo(
     if not 0 < theta <= 1:
         raise UserError(f"theta must lie above 0 and be at most 1, got {theta}.")
     init_base, advance = server_side(local if server is None else server, radius)
-    mimefbo_step = _STEPS[control](problem)
+    mimefbo_step, own = _STEPS[control](problem), control == "memory"
     exchange = _EXCHANGES[control]
 
     def init(x: PyTree, y: PyTree) -> MimeState:
@@ -128,10 +128,11 @@ def mimefbo(
         previous = Point(*state.base[:3]) if control == "storm" else ()
         return MimeState(base, h, previous, state.norm_sum + norm, state.norm_count + 1)
 
+    kept = "What clients remember is from when they last took part, also where all are the same."
     return Algorithm(
-        "MimeFBO", init, round, (mimefbo_step,),
+        "MimeFBO", init, round, (mimefbo_step,), {"identical clients": kept} if own else {},
         residuals={"mimefbo_step": "xyv"} if control == "mean" else {},  # the others send changes
-        memory=_memory if control == "memory" else None, exact_sums=control == "memory",
+        memory=_memory if own else None, exact_sums=own,
     )  # fmt: skip
 
 

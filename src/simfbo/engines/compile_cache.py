@@ -35,6 +35,10 @@ class ProgramCache:
             self.compiled.append(client_step.__name__)
         return programs[form]
 
+    def clear(self) -> None:
+        """Forget all programs."""
+        self._programs.clear()
+
 
 PROGRAMS = ProgramCache()
 TRACES = ProgramCache()  # what is known of client steps before they run
