@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_settings(parser, several=True)
     add = parser.add_argument
     add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
-        f"(default: all of {', '.join(METHODS.names())})")  # fmt: skip
+        f"(default: all for a shared lower level; of {', '.join(METHODS.names())})")  # fmt: skip
     add("--seeds", metavar="S", help="such as 0..2 or 0,5,7 (default: the file's, or 0..2)")
     add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
     add("--metric", help="what to compare (default: the task's own)")

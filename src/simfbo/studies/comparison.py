@@ -36,7 +36,7 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
         # package.module:name names a folder too, so without the colon.
         methods = {
             name.replace(":", "-"): {"algorithm": {"name": name}}
-            for name in names or [method.name for method in METHODS.usable()]
+            for name in names or [method.name for method in METHODS.usable() if not method.private]
         }
         names = list(methods)
     if not isinstance(methods, dict) or not methods:
