@@ -135,15 +135,9 @@ def auto_steps(
         ...     rounds=300,
         ... )
         >>> history = run(
-        ...     method,
-        ...     SimulatedFederation(task.data),
-        ...     task.x0,
-        ...     task.y0,
-        ...     rounds=300,
-        ...     evaluate=task.evaluate,
-        ...     every=300,
+        ...     method, SimulatedFederation(task.data), task.x0, task.y0, rounds=300
         ... )
-        >>> history.records[-1]["x_error"] < 0.1
+        >>> task.evaluate(history.state)["x_error"] < 0.1
         True
     """
     if problem.lower_level == "private":
