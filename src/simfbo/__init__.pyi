@@ -1,4 +1,4 @@
-from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks
+from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks, torch
 from .core import (
     Algorithm,
     BilevelProblem,
@@ -60,4 +60,5 @@ __all__ = [
     "sampling",
     "solve",
     "tasks",
+    "torch",
 ]

@@ -8,6 +8,7 @@ The experiment of Yang, Xiao, Ji (2023), Section 6; the split into two levels fo
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ from simfbo.tasks.models import Linear, Model, mlp, moments, standardise
 from simfbo.tasks.personal_heads import Features, halves, personal_accuracies
 from simfbo.tasks.task import Baseline, Metrics, Task
 
-Logits = Callable[[PyTree, Linear, jax.Array], jax.Array]
+Logits = Callable[[PyTree, Any, Any], jax.Array]
 Part = tuple[PyTree, PyTree]  # images and labels
 
 _CHUNK = 2000
@@ -83,7 +84,11 @@ def hyper_representation(
         images = images._replace(train_images=pixels[own], train_labels=labels[own])
     scale = moments(images.train_images)
     problem = losses(model, *scale, regularisation)
-    evaluate = evaluator(scores(model, *scale), images)
+    evaluate = evaluator(
+        scores(model, *scale),
+        (images.test_images, images.test_labels),
+        (images.train_images, images.train_labels),
+    )
     metric, baselines = "test_accuracy", ()
     if together:
         if left_out:
@@ -205,30 +210,42 @@ def _sample(count: int) -> np.ndarray:
     return np.sort(rows)
 
 
-def evaluator(logits: Logits, images: ImageData) -> Callable[[PyTree], dict[str, float]]:
-    """Return the function (state) -> accuracies and test loss."""
-    rows = _sample(len(images.train_labels))
-    train = images.train_images[rows], images.train_labels[rows]
-    test = images.test_images, images.test_labels
+def evaluator(
+    logits: Logits, test: Part, train: Part, *, chunk: int = _CHUNK, name: str = "test"
+) -> Callable[[PyTree], dict[str, float]]:
+    """Return the function (state) -> accuracies and test loss.
+
+    Args:
+        logits: (x, y, inputs) -> class scores.
+        test: inputs and labels to test on.
+        train: inputs and labels trained on, of which a sample is evaluated.
+        chunk: how many are computed at once.
+        name: what the metrics on `test` are called.
+    """
+    rows = _sample(len(train[1]))
+    train = jax.tree.map(lambda a: a[rows], train)
 
     @jax.jit
-    def totals(x: PyTree, y: Linear, batch: Part) -> tuple[jax.Array, jax.Array]:
+    def totals(x: PyTree, y: PyTree, batch: Part) -> tuple[jax.Array, jax.Array]:
         found = logits(x, y, batch[0])
         loss = optax.softmax_cross_entropy_with_integer_labels(found, batch[1])
         right = found.argmax(-1).astype(batch[1].dtype) == batch[1]
         return right.sum(), loss.sum()
 
     def means(state: PyTree, part: Part) -> tuple[float, float]:
-        cuts = range(0, len(part[1]), _CHUNK)
-        sums = [totals(state.x, state.y, tuple(a[i : i + _CHUNK] for a in part)) for i in cuts]
-        correct, loss = map(sum, zip(*sums, strict=True))
-        return float(correct) / len(part[1]), float(loss) / len(part[1])
+        count = len(part[1])
+        cuts = (slice(i, i + chunk) for i in range(0, count, chunk))
+        parts = (jax.tree.map(lambda a, cut=cut: a[cut], part) for cut in cuts)
+        correct, loss = map(
+            sum, zip(*(totals(state.x, state.y, one) for one in parts), strict=True)
+        )
+        return float(correct) / count, float(loss) / count
 
     def evaluate(state: PyTree) -> dict[str, float]:
         accuracy, loss = means(state, test)
         return {
-            "test_accuracy": accuracy,
-            "test_loss": loss,
+            f"{name}_accuracy": accuracy,
+            f"{name}_loss": loss,
             "train_accuracy": means(state, train)[0],
         }
 

@@ -1,0 +1,132 @@
+"""A check that a loss written in PyTorch is the same in JAX, derivatives included."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import problem as products
+from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.errors import UserError, require
+from simfbo.torch._loss import TorchFunction, from_torch
+
+
+class Differences(NamedTuple):
+    """The largest differences between JAX and PyTorch, relative to the largest entry.
+
+    Attributes:
+        value: of the loss.
+        gradient: of its gradients with respect to x and y.
+        hessian: of grad^2_yy v; None if PyTorch lacks the second derivative of an operator.
+        mixed: of grad^2_xy v; None likewise.
+    """
+
+    value: float
+    gradient: float
+    hessian: float | None
+    mixed: float | None
+
+
+def check_loss(
+    loss: Callable[..., Any], example: tuple[PyTree, PyTree, PyTree], *, tolerance: float = 1e-5
+) -> Differences:
+    """Compare a PyTorch loss and its derivatives in JAX with PyTorch's own (`torch.func`).
+
+    Args:
+        loss: (x, y, batch) -> scalar tensor, before or after `from_torch`.
+        example: x, y and a batch, as arrays.
+        tolerance: the largest difference allowed; 1e-5 suits single precision.
+
+    Returns:
+        The differences.
+
+    Raises:
+        UserError: If one of them is larger than the tolerance.
+
+    Example:
+        >>> import numpy as np
+        >>> def loss(x, y, batch):
+        ...     return ((batch @ y).tanh() * x).mean()
+        >>> example = np.float32(2), np.ones(3, "float32"), np.eye(3, dtype="float32")
+        >>> max(check_loss(loss, example)) < 1e-6
+        True
+    """
+    function = loss.__wrapped__ if isinstance(loss, TorchFunction) else loss
+    example = jax.tree.map(lambda a: np.asarray(jnp.asarray(a)), example)
+    v = _direction(example[1])
+    ours, theirs = _in_jax(function, example, v), _in_torch(function, example, v)
+    pairs = zip(ours, theirs, strict=True)
+    found = Differences(*(_difference(*pair) for pair in pairs))  # pyright: ignore[reportArgumentType]
+    for name, difference in found._asdict().items():
+        if difference is not None and not difference <= tolerance:
+            raise UserError(
+                f"The {name} of '{from_torch(function).__name__}' differs between PyTorch and JAX "
+                f"by {difference:.1e}: report the loss, and write it in JAX until then."
+            )
+    return found
+
+
+def _direction(y: PyTree) -> PyTree:
+    """Return a v of y's shape, always the same one."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), y)
+
+
+def _in_jax(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
+    """Return value, gradients, Hessian product and mixed product."""
+    replayed = from_torch(function)
+    problem = BilevelProblem(replayed, replayed)
+
+    @jax.jit
+    def compute(x: PyTree, y: PyTree, v: PyTree, batch: PyTree) -> tuple[PyTree, ...]:
+        value, gradient = jax.value_and_grad(replayed, (0, 1))(x, y, batch)
+        hessian = products.hvp(problem, x, y, v, batch)
+        return value, gradient, hessian, products.mixed(problem, x, y, v, batch)
+
+    x, y, batch = example
+    return compute(x, y, v, batch)
+
+
+def _in_torch(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
+    """Return the same from `torch.func`; None for products it cannot take."""
+    torch = require("torch", "torch")
+
+    def tensors(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: _tensor(torch, a), tree)
+
+    x, y, batch = map(tensors, example)
+
+    def slope(x: Any, y: Any) -> Any:
+        gradient = torch.func.grad(function, 1)(x, y, batch)
+        pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(tensors(v)), strict=True)
+        return sum((a * b).sum() for a, b in pairs)
+
+    kernels = torch.nn.attention  # the only attention with second derivatives on a CPU
+    with warnings.catch_warnings(), kernels.sdpa_kernel(kernels.SDPBackend.MATH):
+        warnings.simplefilter("ignore")
+        gradient, value = torch.func.grad_and_value(function, (0, 1))(x, y, batch)
+        try:
+            mixed, hessian = torch.func.grad(slope, (0, 1))(x, y)
+        except (RuntimeError, NotImplementedError):
+            mixed = hessian = None
+    return value, gradient, hessian, mixed
+
+
+def _tensor(torch: Any, array: np.ndarray) -> Any:
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.long() if array.dtype == np.int32 else tensor
+
+
+def _difference(ours: PyTree, theirs: PyTree) -> float | None:
+    """Return the largest difference of two trees, relative to the second one's largest entry."""
+    if theirs is None:
+        return None
+    pairs = [
+        (np.asarray(a, float), np.asarray(b.detach().numpy(force=True), float))
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    ]
+    largest = max((np.abs(b).max(initial=0.0) for _, b in pairs), default=0.0)
+    return float(max(np.abs(a - b).max(initial=0.0) for a, b in pairs) / (largest or 1.0))

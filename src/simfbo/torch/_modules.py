@@ -1,0 +1,134 @@
+"""Modules: their parameters in and out, and split into upper and lower ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simfbo.core.problem import PyTree
+from simfbo.errors import UserError, require
+
+Globs = str | Sequence[str]
+Arrays = dict[str, np.ndarray]
+
+
+def parameters(module: Any) -> Arrays:
+    """Return a module's parameters by name, as arrays to start from.
+
+    Example:
+        >>> import torch
+        >>> {name: a.shape for name, a in parameters(torch.nn.Linear(3, 2)).items()}
+        {'weight': (2, 3), 'bias': (2,)}
+    """
+    return {name: _array(name, tensor) for name, tensor in module.named_parameters()}
+
+
+def _array(name: str, tensor: Any) -> np.ndarray:
+    try:
+        return tensor.detach().cpu().numpy().copy()
+    except TypeError:
+        raise UserError(
+            f"The parameter '{name}' has the type {tensor.dtype}, which NumPy does not know: call "
+            ".float() on the module."
+        ) from None
+
+
+def load(module: Any, *trees: Mapping[str, PyTree]) -> Any:
+    """Put trained arrays into a module's parameters, and return the module.
+
+    Args:
+        module: the module.
+        trees: arrays by parameter name, such as a final state's x and y.
+
+    Example:
+        >>> import torch
+        >>> float(load(torch.nn.Linear(1, 1), {"bias": [2.0]}).bias)
+        2.0
+    """
+    torch = require("torch", "torch")
+    own = dict(module.named_parameters())
+    given = {name: np.asarray(a) for tree in trees for name, a in tree.items()}
+    for name, array in given.items():
+        if name not in own:
+            raise UserError(f"The module has no parameter '{name}'. {_some(own)}")
+        if array.shape != tuple(own[name].shape):
+            raise UserError(
+                f"The parameter '{name}' has the shape {list(own[name].shape)}, got "
+                f"{list(array.shape)}."
+            )
+    with torch.no_grad():
+        for name, array in given.items():
+            own[name].copy_(torch.from_numpy(np.array(array)))
+    return module
+
+
+class SplitModule(NamedTuple):
+    """A module whose parameters are divided into upper and lower ones.
+
+    Call it inside a PyTorch loss: `model(x, y, inputs)`.
+
+    Attributes:
+        module: the module.
+        x: its upper parameters by name, to start from.
+        y: its lower parameters by name, to start from.
+    """
+
+    module: Any
+    x: Arrays
+    y: Arrays
+
+    def __call__(self, x: Any, y: Any, *inputs: Any, **named: Any) -> Any:
+        """Return the module's output with the parameters x and y."""
+        functional_call = require("torch.func", "torch").functional_call
+        return functional_call(self.module, {**x, **y}, inputs, named)
+
+
+def split(module: Any, *, upper: Globs, lower: Globs | None = None) -> SplitModule:
+    """Divide a module's parameters into upper and lower ones by their names.
+
+    Parameters that are in neither stay as they are.
+
+    Args:
+        module: the module, in evaluation mode if it has dropout or batch normalisation.
+        upper: names of the upper parameters; `*` stands for anything, as in "encoder.*".
+        lower: names of the lower parameters; all others by default.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+        >>> model = split(net, upper="0.*", lower="2.*")
+        >>> list(model.x), list(model.y)
+        (['0.weight', '0.bias'], ['2.weight', '2.bias'])
+    """
+    found = parameters(module)
+    x = _matching(found, upper)
+    others = {name: a for name, a in found.items() if name not in x}
+    y = others if lower is None else _matching(found, lower)
+    if both := [name for name in x if name in y]:
+        raise UserError(f"The parameter '{both[0]}' is named both upper and lower: name it once.")
+    if not y:
+        raise UserError("All parameters are upper ones: name some of them lower.")
+    return SplitModule(module, x, y)
+
+
+def _matching(found: Arrays, globs: Globs) -> Arrays:
+    """Return the parameters that any of the globs names; raise if one names none."""
+    chosen: set[str] = set()
+    for glob in [globs] if isinstance(globs, str) else globs:
+        names = [name for name in found if fnmatchcase(name, glob)]
+        if not names:
+            raise UserError(f"No parameter is named '{glob}'. {_some(found)}")
+        chosen.update(names)
+    return {name: a for name, a in found.items() if name in chosen}
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return a sentence with the first names.
+
+    Example:
+        >>> _some(["a", "b"])
+        'Its parameters are a, b.'
+    """
+    found = list(names)
+    return f"Its parameters are {', '.join(found[:8])}{', ...' if len(found) > 8 else ''}."

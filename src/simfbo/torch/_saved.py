@@ -1,0 +1,251 @@
+"""Traced losses in a file, for machines without PyTorch.
+
+The file is JSON, which Flower packs into an app: per loss the graphs for several batch sizes, and
+arrays in base64.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core import trees
+from simfbo.core.problem import PyTree
+from simfbo.errors import UserError
+from simfbo.runs.files import write_atomic
+from simfbo.torch._graph import Dtype, Graph, Node, Value, form_of, replay
+from simfbo.torch._loss import TorchFunction
+from simfbo.torch.operators import TABLE
+
+_FORMAT = 1
+_KINDS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32",
+                    "float64"})  # fmt: skip
+
+
+class Saved(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        losses: functions (x, y, batch) -> scalar by name, in JAX.
+        x0: initial upper variable.
+        y0: initial lower variable.
+    """
+
+    losses: dict[str, Callable[[PyTree, PyTree, PyTree], jax.Array]]
+    x0: PyTree
+    y0: PyTree
+
+
+def save(
+    path: str | Path,
+    losses: Mapping[str, Any],
+    x0: PyTree,
+    y0: PyTree,
+    batch: PyTree,
+    *,
+    sizes: Sequence[int] = (),
+) -> None:
+    """Write traced losses to a file that `restore` reads without PyTorch.
+
+    Args:
+        path: the file, which should end in .json so that Flower packs it into an app.
+        losses: losses from `from_torch` by name, such as upper and lower; metrics too, as long as
+            they are means over the samples of a batch.
+        x0: initial upper variable, of dictionaries, lists and arrays.
+        y0: initial lower variable.
+        batch: an example, one sample is enough: only its shapes count.
+        sizes: batch sizes to trace for. Batches of other sizes are computed sample by sample, with
+            the same result for losses that are means over samples.
+    """
+    arrays: list[np.ndarray] = []
+    found = {
+        name: [_graph_for(loss, x0, y0, batch, size, arrays) for size in sorted({1, *sizes})]
+        for name, loss in losses.items()
+    }
+    start = {"x0": _encoded_tree(x0, arrays), "y0": _encoded_tree(y0, arrays)}
+    stored = {"format": _FORMAT, "losses": found, **start, "arrays": [*map(_packed, arrays)]}
+    write_atomic(Path(path), json.dumps(stored, allow_nan=False) + "\n")
+
+
+def restore(path: str | Path) -> Saved:
+    """Read losses that `save` wrote; PyTorch is not needed.
+
+    Args:
+        path: the file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"There is no file {file}: write it with simfbo.torch.save.")
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["format"] != _FORMAT:
+            raise ValueError(f"its format is {stored['format']}, not {_FORMAT}")
+        arrays = [_unpacked(one) for one in stored["arrays"]]
+        losses = {n: _loss(n, found, arrays) for n, found in stored["losses"].items()}
+        start = (_decoded_tree(stored[key], arrays) for key in ("x0", "y0"))
+        return Saved(losses, *start)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{file} is not a file that this version can read ({error}): write it again with "
+            "simfbo.torch.save."
+        ) from None
+
+
+def _graph_for(
+    loss: Any, x0: PyTree, y0: PyTree, batch: PyTree, size: int, arrays: list[np.ndarray]
+) -> Any:
+    """Return a loss's graph for batches of one size, as JSON."""
+    if not isinstance(loss, TorchFunction):
+        raise UserError("Only losses from simfbo.torch.from_torch can be saved.")
+    sized = jax.tree.map(lambda a: np.zeros((size, *np.shape(a)[1:]), np.asarray(a).dtype), batch)
+    arguments = jax.tree.map(jnp.asarray, (x0, y0, sized))
+    leaves, structure = jax.tree.flatten(arguments)
+    form = form_of(leaves)
+    graph = loss.graph(structure, form)
+    return {
+        "arguments": [
+            [n, [*f[0]], f[1]] for n, f in zip(trees.names(arguments), form, strict=True)
+        ],
+        "inputs": list(graph.inputs),
+        "constants": [_number(a, arrays) for a in graph.constants],
+        "nodes": [
+            [
+                node.operator,
+                _encoded(node.arguments),
+                {k: _encoded(v) for k, v in node.options.items()},
+            ]
+            for node in graph.nodes
+        ],
+        "output": graph.output.number,
+    }
+
+
+def _loss(
+    name: str, stored: Any, arrays: list[np.ndarray]
+) -> Callable[[PyTree, PyTree, PyTree], jax.Array]:
+    """Return a loss that replays the stored graph of its arguments' form."""
+    graphs = {_key(one["arguments"]): _graph(one, arrays) for one in stored}
+
+    def loss(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
+        arguments = jax.tree.map(jnp.asarray, (x, y, batch))
+        leaves, named = jax.tree.leaves(arguments), trees.names(arguments)
+        key = _key([n, f[0], f[1]] for n, f in zip(named, form_of(leaves), strict=True))
+        if key in graphs:
+            return replay(graphs[key], leaves)
+        if any(a.ndim == 0 or len(a) == 1 for a in jax.tree.leaves(arguments[2])):
+            raise UserError(
+                f"The saved loss '{name}' was traced for other arguments than {_brief(key)}: save "
+                "it with x0, y0 and a batch like these."
+            )
+        singles = jax.tree.map(lambda a: a[:, None], arguments[2])
+        return jax.vmap(lambda one: loss(x, y, one))(singles).mean()
+
+    loss.__name__ = name
+    return loss
+
+
+Key = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+def _key(arguments: Any) -> Key:
+    return tuple((name, tuple(shape), kind) for name, shape, kind in arguments)
+
+
+def _brief(key: Key) -> str:
+    shown = [f"{name} {list(shape)} {kind}" for name, shape, kind in key]
+    return ", ".join(shown[:4]) + (", ..." if len(shown) > 4 else "")
+
+
+def _graph(stored: Any, arrays: list[np.ndarray]) -> Graph:
+    """Return a stored graph, checked: every operator is known, every value comes before its use."""
+    inputs = [_kind(one) for one in stored["inputs"]]
+    constants = [arrays[number] for number in stored["constants"]]
+    known, nodes = len(inputs) + len(constants), []
+    for operator, arguments, options in stored["nodes"]:
+        if operator not in TABLE:
+            raise ValueError(f"unknown operator '{operator}'")
+        decoded = {key: _decoded(one, known) for key, one in options.items()}
+        nodes.append(Node(operator, _decoded(arguments, known), decoded))
+        known += 1
+    return Graph(inputs, constants, nodes, _decoded({"value": stored["output"]}, known))
+
+
+def _encoded(given: Any) -> Any:
+    """Return an argument as JSON."""
+    if isinstance(given, Value):
+        return {"value": given.number}
+    if isinstance(given, Dtype):
+        return {"dtype": given.name}
+    if isinstance(given, list | tuple):
+        return [_encoded(one) for one in given]
+    if isinstance(given, float) and not np.isfinite(given):
+        return {"float": str(given)}
+    return given
+
+
+def _decoded(given: Any, known: int) -> Any:
+    """Return an argument of a node before which so many values are known."""
+    if isinstance(given, list):
+        return [_decoded(one, known) for one in given]
+    if not isinstance(given, dict):
+        return given
+    ((kind, value),) = given.items()
+    if kind == "dtype":
+        return Dtype(_kind(value))
+    if kind == "float":
+        return float(value)
+    if kind != "value" or not 0 <= value < known:
+        raise ValueError(f"unknown value {given}")
+    return Value(value)
+
+
+def _kind(name: str) -> str:
+    if name not in _KINDS:
+        raise ValueError(f"unknown dtype '{name}'")
+    return name
+
+
+def _encoded_tree(tree: PyTree, arrays: list[np.ndarray]) -> Any:
+    """Return a tree of dictionaries, lists, tuples and arrays as JSON."""
+    if isinstance(tree, Mapping):
+        return {"items": {key: _encoded_tree(one, arrays) for key, one in tree.items()}}
+    if isinstance(tree, list | tuple):
+        if hasattr(tree, "_fields"):
+            raise UserError("x0 and y0 must be of dictionaries, lists and tuples to be saved.")
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_encoded_tree(one, arrays) for one in tree]}
+    return {"array": _number(np.asarray(tree), arrays)}
+
+
+def _decoded_tree(given: Any, arrays: list[np.ndarray]) -> PyTree:
+    ((kind, value),) = given.items()
+    if kind == "items":
+        return {key: _decoded_tree(one, arrays) for key, one in value.items()}
+    if kind == "array":
+        return arrays[value]
+    found = [_decoded_tree(one, arrays) for one in value]
+    return found if kind == "list" else tuple(found)
+
+
+def _number(array: np.ndarray, arrays: list[np.ndarray]) -> int:
+    """Return the place of an array among all, where it is added if it is new."""
+    for place, one in enumerate(arrays):
+        if one.dtype == array.dtype and np.array_equal(one, array):
+            return place
+    arrays.append(array)
+    return len(arrays) - 1
+
+
+def _packed(array: np.ndarray) -> Any:
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return [str(array.dtype), list(array.shape), data]
+
+
+def _unpacked(stored: Any) -> np.ndarray:
+    kind, shape, data = stored
+    return np.frombuffer(base64.b64decode(data), _kind(kind)).reshape(shape)

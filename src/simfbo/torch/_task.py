@@ -1,0 +1,128 @@
+"""A hyper-representation task from a PyTorch module and its users' data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from simfbo.core.data import federate
+from simfbo.core.partition import halve
+from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.errors import UserError
+from simfbo.tasks import Task
+from simfbo.tasks._hyper_representation import cross_entropy, evaluator, regularised
+from simfbo.torch._loss import TorchFunction
+from simfbo.torch._modules import Globs, SplitModule, split
+from simfbo.torch._samples import Labelled, samples_of
+
+
+def hyper_representation(
+    module: Any,
+    head: Globs,
+    clients: Sequence[Any],
+    *,
+    test: Any = None,
+    upper_share: float = 0.5,
+    batch_size: int | None = 64,
+    regularisation: float = 1e-3,
+    chunk: int = 500,
+    seed: int = 0,
+) -> Task:
+    """Build the task of learning a module's representation across clients.
+
+    The head's parameters are the lower variable: they minimise the cross-entropy plus
+    lambda/2 ||y||^2 on the clients' training samples. All other parameters are the upper variable:
+    they minimise the cross-entropy of that head on the clients' validation samples.
+
+    Args:
+        module: a classifier, in evaluation mode if it has dropout or batch normalisation; its
+            weights are where training starts.
+        head: names of the head's parameters; `*` stands for anything, as in "classifier.*".
+        clients: each client's samples: a DataLoader, a Dataset, or (inputs, labels) as arrays or
+            tensors. They are read once. Several inputs, as a tuple or a dictionary, are the
+            module's arguments.
+        test: samples to test on; the clients' validation samples by default.
+        upper_share: share of each client's samples that the upper loss uses.
+        batch_size: samples in a minibatch at either level.
+        regularisation: lambda, which makes g strongly convex in a linear head.
+        chunk: samples that are evaluated at once.
+        seed: of the split into levels.
+
+    Returns:
+        The task, for `simfbo.solve`, `simfbo.run` and, as the value of a function, the command
+        line. Its metrics are accuracy and loss on the test samples, and accuracy on (up to 10,000
+        of) the training samples.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+        >>> samples = np.zeros((8, 4), "float32"), np.arange(8) % 2
+        >>> task = hyper_representation(net, head="2.*", clients=[samples, samples])
+        >>> task.data.n, list(task.y0)
+        (2, ['2.weight', '2.bias'])
+    """
+    found = [samples_of(source) for source in clients]
+    if not found:
+        raise UserError("Give at least one client's samples.")
+    model = _split(module, head)
+    logits = TorchFunction(_outputs(model))
+    loss = cross_entropy(logits)
+    together, parts = _together(found)
+    lower, upper = halve(parts, upper_share, seed)
+    tested, name = _tested(test, together, upper)
+    return Task(
+        "hyper-representation",
+        BilevelProblem(loss, regularised(loss, regularisation)),
+        federate(together, lower, upper, batch_size=batch_size),
+        model.x,
+        model.y,
+        evaluator(logits, tested, together, chunk=chunk, name=name),
+        f"{name}_accuracy",
+        "max",
+        "train_accuracy",
+        frozenset({"train_accuracy"}),
+    )
+
+
+def _split(module: Any, head: Globs) -> SplitModule:
+    """Return the module with its head as the lower part and all else as the upper one."""
+    found = split(module, upper=head)
+    return SplitModule(module, found.y, found.x)
+
+
+def _outputs(model: SplitModule) -> Any:
+    """Return the function (x, y, inputs) -> outputs, in PyTorch."""
+
+    def outputs(x: Any, y: Any, inputs: Any) -> Any:
+        if isinstance(inputs, dict):
+            return model(x, y, **inputs)
+        return model(x, y, *inputs) if isinstance(inputs, tuple) else model(x, y, inputs)
+
+    return outputs
+
+
+def _together(found: Sequence[Labelled]) -> tuple[tuple[PyTree, np.ndarray], list[np.ndarray]]:
+    """Return all clients' inputs and labels, and each client's rows."""
+    shapes = [jax.tree.map(lambda a: (a.shape[1:], str(a.dtype)), one.inputs) for one in found]
+    for client, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise UserError(
+                f"Client {client}'s inputs are {shape}, but client 0's are {shapes[0]}: give all "
+                "clients samples of one kind."
+            )
+    inputs, labels = jax.tree.map(lambda *parts: np.concatenate(parts), *map(tuple, found))
+    ends = np.cumsum([len(one.labels) for one in found])
+    return (inputs, labels), np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def _tested(
+    test: Any, together: tuple[PyTree, np.ndarray], upper: Sequence[np.ndarray]
+) -> tuple[tuple[PyTree, np.ndarray], str]:
+    """Return what to test on, and what the metrics are called."""
+    if test is not None:
+        found = samples_of(test)
+        return (found.inputs, found.labels), "test"
+    rows = np.concatenate(upper)
+    return jax.tree.map(lambda a: a[rows], together), "validation"

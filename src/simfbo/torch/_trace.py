@@ -1,0 +1,313 @@
+"""From a function written in PyTorch to a graph: `torch.export`, then the table of operators."""
+
+import contextlib
+import io
+import logging
+import operator
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from simfbo.errors import UserError, plain, require
+from simfbo.torch._graph import Dtype, Form, Graph, Node, Value
+from simfbo.torch.operators import ELEMENTWISE, KEPT, TABLE
+
+_LOCK = threading.Lock()  # torch.export is not thread-safe
+_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"}
+_TYPED = {"_to_copy", "arange", "cumprod", "cumsum", "empty", "empty_permuted", "full",
+          "full_like", "mean", "prod", "scalar_tensor", "sum"}  # fmt: skip
+_RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "exponential", "poisson")
+_DROPPED = {"device", "layout", "memory_format", "non_blocking", "pin_memory", "dtype"}
+
+
+def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
+    """Return the graph of a PyTorch function of trees for inputs of one form.
+
+    Args:
+        function: of trees of tensors, to a tensor.
+        structure: JAX's structure of its arguments.
+        form: shapes and dtypes of the leaves.
+    """
+    torch = require("torch", "torch")
+    kinds = [_wide(dtype) for _, dtype in form]
+    inputs = tuple(
+        torch.zeros(shape, dtype=getattr(torch, kind))
+        for (shape, _), kind in zip(form, kinds, strict=True)
+    )
+    name = getattr(function, "__name__", type(function).__name__)
+    with _LOCK:
+        program = _program(torch, function, structure, inputs, name)
+    return _graph(torch, program, kinds)
+
+
+def _wide(dtype: str) -> str:
+    """Return the type in which PyTorch gets an input: its indices and labels are int64."""
+    return "int64" if dtype in ("int32", "uint32") else dtype
+
+
+def _program(torch: Any, function: Any, structure: Any, inputs: Any, name: str) -> Any:
+    """Return the program of operators in the table; raise a sentence if there is none."""
+
+    class Flat(torch.nn.Module):
+        def forward(self, *leaves: Any) -> Any:
+            return function(*jax.tree.unflatten(structure, leaves))
+
+    try:
+        with _quiet(), _watched(torch, name), torch.enable_grad():
+            exported = torch.export.export(Flat(), inputs, strict=False)
+            _detach_ungraded(torch, exported)
+            program = _decomposed(torch, exported)
+    except UserError:
+        raise
+    except Exception as error:  # torch.export raises many kinds
+        raise UserError(_why(name, error)) from error
+    _require_pure(program, name)
+    for missing in _missing(program):
+        raise UserError(_unknown(name, missing))
+    return program
+
+
+def _detach_ungraded(torch: Any, exported: Any) -> None:
+    """Detach what was computed under `torch.no_grad()`, which taking apart would forget."""
+    graph = exported.graph_module.graph
+    blocks = [node for node in graph.nodes if "wrap_with_set_grad_enabled" in str(node.target)]
+    for block in (node for node in blocks if node.args[0] is False):
+        for found in list(block.users):
+            with graph.inserting_after(found):
+                detached = graph.call_function(torch.ops.aten.detach.default, (found,))
+            detached.meta = dict(found.meta)
+            found.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
+
+
+def _decomposed(torch: Any, exported: Any) -> Any:
+    """Return the program taken apart as far as the table needs it."""
+    table = torch.export.default_decompositions()
+    for op in [op for op in table if _name(op) in KEPT]:
+        table.pop(op)
+    rules = torch._decomp.decomposition_table
+    program = exported.run_decompositions(table)
+    while more := {op: rules[op] for op in _missing(program) if op in rules and op not in table}:
+        table.update(more)  # what is not core, but what torch can take apart further
+        program = exported.run_decompositions(table)
+    return program
+
+
+def _missing(program: Any) -> list[Any]:
+    """Return the operators of a program that are not in the table."""
+    targets = dict.fromkeys(n.target for n in program.graph.nodes if n.op == "call_function")
+    return [op for op in targets if _name(op) not in TABLE and _name(op) not in _SILENT]
+
+
+def _name(op: Any) -> str:
+    """Return an operator's name without its namespace and overload."""
+    if op is operator.getitem:
+        return "getitem"
+    packet = getattr(op, "overloadpacket", None)
+    return str(packet).removeprefix("aten.") if packet is not None else str(op)
+
+
+def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
+    """Return a program as a graph, with every change of type as an operator of its own."""
+    values: dict[Any, Value] = {}
+    constants: list[np.ndarray] = []
+    held = {**program.state_dict, **program.constants}
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    given = iter(range(len(kinds)))
+    for node, spec in zip(placeholders, specs, strict=True):
+        if spec.kind.name == "USER_INPUT":
+            values[node] = Value(next(given))
+        else:
+            constants.append(_array(held[spec.target]))
+            values[node] = Value(len(kinds) + len(constants) - 1)
+    nodes = _Nodes(torch, values, len(kinds) + len(constants))
+    for node in program.graph.nodes:
+        if node.op == "call_function" and _name(node.target) not in _SILENT:
+            nodes.add(node)
+    (output,) = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    return Graph(kinds, constants, nodes.found, values[output])
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
+
+
+class _Nodes:
+    """The nodes of a graph, as they are read from a program."""
+
+    def __init__(self, torch: Any, values: dict[Any, Value], first: int) -> None:
+        self._torch, self._values, self._first = torch, values, first
+        self.found: list[Node] = []
+
+    def add(self, node: Any) -> None:
+        """Append an operator, and before it what changes its arguments' types."""
+        name = _name(node.target)
+        arguments = [self._argument(one) for one in node.args]
+        options = {
+            key: self._argument(one) for key, one in node.kwargs.items() if key not in _DROPPED
+        }
+        if name in ELEMENTWISE:
+            first = 1 if name == "where" else 0  # a mask keeps its type
+            kind = self._common(node, node.args[first:])
+            for i in range(first, len(node.args)):
+                arguments[i] = self._cast(node.args[i], arguments[i], kind)
+        if name == "cat":
+            parts = zip(node.args[0], arguments[0], strict=True)
+            arguments[0] = [self._cast(*pair, node.meta["val"].dtype) for pair in parts]
+        if name in _TYPED:
+            options["dtype"] = _dtype(node.meta["val"].dtype)
+        self._values[node] = self._append(Node(name, arguments, options))
+
+    def _append(self, node: Node) -> Value:
+        self.found.append(node)
+        return Value(self._first + len(self.found) - 1)
+
+    def _argument(self, given: Any) -> Any:
+        """Return an argument without anything of PyTorch."""
+        if isinstance(given, self._torch.fx.Node):
+            return self._values[given]
+        if isinstance(given, self._torch.dtype):
+            return _dtype(given)
+        if isinstance(given, list | tuple):
+            return [self._argument(one) for one in given]
+        return given
+
+    def _common(self, node: Any, given: Any) -> Any:
+        """Return the type in which an operator computes: its result's, or of what it compares."""
+        found = node.meta["val"]
+        result = (found[0] if isinstance(found, tuple | list) else found).dtype
+        if result != self._torch.bool:
+            return result
+        metas = [one.meta["val"] if hasattr(one, "meta") else one for one in given]
+        metas = [one for one in metas if one is not None]
+        if len(metas) == 2:
+            return self._torch.result_type(*metas)
+        return metas[0].dtype
+
+    def _cast(self, given: Any, argument: Any, kind: Any) -> Any:
+        """Return an argument in the given type."""
+        if not isinstance(argument, Value) or given.meta["val"].dtype == kind:
+            return argument
+        return self._append(Node("_to_copy", [argument], {"dtype": _dtype(kind)}))
+
+
+def _dtype(kind: Any) -> Dtype:
+    return Dtype(str(kind).removeprefix("torch."))
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Keep what torch.export prints, logs and warns of to itself."""
+    log = logging.getLogger("torch")
+    disabled, log.disabled = log.disabled, True
+    loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n[:6] == "torch."]
+    levels = [(one, one.level) for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    nowhere = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = disabled
+        for one, level in levels:
+            one.setLevel(level)
+
+
+@contextlib.contextmanager
+def _watched(torch: Any, name: str) -> Generator[None]:
+    """Raise where a loss does what a graph cannot hold."""
+
+    def look(module: Any, inputs: Any) -> None:
+        if module.training and (why := _trains(torch, module)):
+            raise UserError(
+                f"'{name}' calls {type(module).__name__} in training mode, which {why}: call "
+                ".eval() on the module first."
+            )
+
+    def refuse(function: Any, *_: Any, **__: Any) -> None:
+        raise UserError(
+            f"'{name}' calls {function.__name__}, an autograd.Function with a backward of its own, "
+            "which a graph cannot hold: write it with .detach()."
+        )
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    apply = torch.autograd.Function.__dict__["apply"]
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.autograd.Function.apply = classmethod(refuse)
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply
+        torch.backends.mha.set_fastpath_enabled(fast)
+        hook.remove()
+
+
+def _trains(torch: Any, module: Any) -> str | None:
+    """Return what a module in training mode does that no loss may, if it does."""
+    nn = torch.nn
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        return "draws random numbers"
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
+        return "draws random numbers"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return "couples the samples of a batch and changes its running means"
+    return None
+
+
+def _require_pure(program: Any, name: str) -> None:
+    """Raise unless a program returns one tensor and changes nothing."""
+    kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
+    if any("MUTATION" in kind for kind in kinds):
+        raise UserError(
+            f"'{name}' changes a buffer or an input: call .eval() on its modules, and leave out "
+            "in-place operations on arguments."
+        )
+    if kinds != ["USER_OUTPUT"]:
+        raise UserError(f"'{name}' must return one tensor, it returns {len(kinds)}.")
+
+
+def _unknown(name: str, op: Any) -> str:
+    """Return the sentence for an operator that is not in the table."""
+    called = _name(op)
+    if any(word in called for word in _RANDOM):
+        return (
+            f"'{name}' draws random numbers ({called}): call .eval() on modules with dropout, and "
+            "draw nothing in a loss."
+        )
+    if called.startswith("sym_"):
+        return _depends(name)
+    return (
+        f"'{name}' uses PyTorch's operator {plain(called)}, which has no JAX counterpart here: "
+        "write that part with other operators, or the loss in JAX."
+    )
+
+
+def _depends(name: str) -> str:
+    return (
+        f"'{name}' depends on values of tensors in its control flow (if, .item(), boolean "
+        "indexing): use torch.where, or weights of zero and one."
+    )
+
+
+def _why(name: str, error: Exception) -> str:
+    """Return the sentence for what torch.export refuses."""
+    text = str(error).strip()
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return _depends(name)
+    if "found a fake tensor" in text:
+        return f"'{name}' takes .data of a tensor or keeps one outside: use .detach() instead."
+    if "is mutated in the forward" in text:
+        return f"'{name}' changes a buffer of its module: call .eval() on the module first."
+    first = text.splitlines()[0] if text else type(error).__name__
+    return f"'{name}' cannot be traced by torch.export: {plain(first, 200)}"
