@@ -16,6 +16,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+_SMALL = ("core", "engines", "algorithms", "runs", "studies", "torch")  # folders of small programs
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation(request):
     """Compile without optimisations where programs are small and run a few times only.
@@ -23,7 +26,7 @@ def quick_compilation(request):
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 (or 1) in the environment decides for all tests instead.
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-        small = request.path.parent.name in ("core", "engines", "algorithms", "runs", "studies")
+        small = request.path.parent.name in _SMALL
         jax.config.update("jax_disable_most_optimizations", small)
 
 

@@ -1,4 +1,5 @@
-from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks, torch
+from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks
+from . import torch as torch
 from .core import (
     Algorithm,
     BilevelProblem,
@@ -60,5 +61,4 @@ __all__ = [
     "sampling",
     "solve",
     "tasks",
-    "torch",
 ]
