@@ -1,6 +1,8 @@
 # Two commands do everything: `make demo` trains, `make test` checks. Both set up what they need.
 PYTHON ?= python3
 BIN := .venv/bin
+# In the order of folders: by the number of their tests, files of one long test would come last.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-quick test-all coverage api setup lint types unit benchmark-setup lock sbom clean
@@ -11,14 +13,14 @@ demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder unde
 test: setup lint types unit  ## Everything that CI runs
 
 test-quick: setup  ## The inner loop: the mathematics, configuration and files
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/core tests/engines tests/config tests/runs \
+	$(PYTEST) tests/core tests/engines tests/config tests/runs \
 	  tests/datasets tests/studies tests/experiments tests/algorithms/test_simfbo.py
 
 test-all: setup lint types  ## Everything, the long walks and real processes included
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+	$(PYTEST) -m ""
 
 coverage: setup  ## Which lines the tests reach; writes coverage.xml
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=xml
 
 setup: .venv/.done
 
@@ -40,7 +42,7 @@ types: setup
 	$(BIN)/basedpyright --level error
 
 unit: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 api: setup  ## Write docs/reference-api.md from the docstrings
 	$(BIN)/python docs/make_api.py

@@ -15,6 +15,14 @@ jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+from simfbo.engines import compile_cache  # noqa: E402
+
+# It would move the cache to the user's folder, for all tests that follow in the same process.
+compile_cache.keep_compilations = lambda: None
+
+# Nothing that is imported or collected is garbage: look for some less often than usual.
+gc.set_threshold(10_000, 20, 20)
+
 
 _SMALL = ("core", "engines", "algorithms", "runs", "studies", "torch")  # folders of small programs
 
@@ -42,12 +50,16 @@ def few_programs():
     """
     yield
     if _MAPPED.is_file() and _MAPPED.read_bytes().count(b"\n") > _MOST:
-        from simfbo.engines.compile_cache import PROGRAMS, TRACES
-
-        PROGRAMS.clear()
-        TRACES.clear()
+        compile_cache.PROGRAMS.clear()
+        compile_cache.TRACES.clear()
         jax.clear_caches()
         gc.collect()
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector what is there for good."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser):

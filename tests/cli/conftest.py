@@ -13,7 +13,6 @@ from simfbo.config.catalogue import METHODS, TASKS
 def somewhere(tmp_path, monkeypatch):
     """Run every test in an empty folder, with tables wide enough to read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("simfbo.engines.compile_cache.keep_compilations", lambda: None)
     monkeypatch.setattr(OUT, "_width", 300)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for shelf in (METHODS, TASKS):  # what a test adds or imports is gone after it

@@ -59,18 +59,31 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_all_engines_remember_alike(engine, one_by_one):
-    algorithm = mimefbo(TASK.problem, STEPS, control="memory")
-    parts = TASK.data, without_replacement(3), WORK
-    debug, other = DebugFederation(*parts), ENGINES[engine](*parts)
-    ends = (
-        rounds(algorithm, debug, 4),
-        rounds(algorithm, other, 4, on_round=(lambda *_: None) if one_by_one else None),
-    )
-    close(*(end.state for end in ends))
-    close(debug.client_memory, other.client_memory)
+SCAFFOLD = mimefbo(TASK.problem, STEPS, control="memory")
+PARTS = TASK.data, without_replacement(3), WORK
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """Return the end of a run on the debug engine, and what its clients remember then."""
+    debug = DebugFederation(*PARTS)
+    return rounds(SCAFFOLD, debug, 4).state, debug.client_memory
+
+
+@pytest.mark.parametrize(
+    ("engine", "one_by_one"),
+    [
+        ("lanes", True),  # lanes know no blocks of rounds
+        ("batches", False),
+        ("one batch", False),
+        ("one batch", True),
+        pytest.param("batches", True, marks=pytest.mark.slow),
+    ],
+)
+def test_all_engines_remember_alike(interpreted, engine, one_by_one):
+    other = ENGINES[engine](*PARTS)
+    end = rounds(SCAFFOLD, other, 4, on_round=(lambda *_: None) if one_by_one else None)
+    close(interpreted, (end.state, other.client_memory))
     assert jax.tree.leaves(other.client_memory)[0].shape[0] == 6
 
 
@@ -111,9 +124,8 @@ def test_blocks_of_rounds_with_refusals_and_drop_outs_are_single_rounds():
             TASK.data, without_replacement(4), WORK, gate=Gate(max_norm=30.0), absence=drop_out(0.2)
         )
 
-    algorithm = mimefbo(TASK.problem, STEPS, control="memory")
     many, one = federation(), federation()
-    ends = rounds(algorithm, many, 20), rounds(algorithm, one, 20, on_round=lambda *_: None)
+    ends = rounds(SCAFFOLD, many, 20), rounds(SCAFFOLD, one, 20, on_round=lambda *_: None)
     jax.tree.map(np.testing.assert_array_equal, ends[0].state, ends[1].state)
     jax.tree.map(np.testing.assert_array_equal, many.client_memory, one.client_memory)
     assert any(line["client"] is not None for line in ends[0].refusals)
@@ -143,7 +155,6 @@ def test_who_is_sampled_twice_keeps_what_its_last_reply_left():
 
 @pytest.mark.parametrize("cut", [1, 3])
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, cut):
-    algorithm = mimefbo(TASK.problem, STEPS, control="memory")
 
     def federation():
         return SimulatedFederation(TASK.data, without_replacement(3), WORK)
@@ -154,9 +165,9 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, cut):
 
     options = {"evaluate": TASK.evaluate, "checkpoint_seconds": 0.0}
     whole, again = federation(), federation()
-    want = rounds(algorithm, whole, 6, **options)
-    rounds(algorithm, federation(), 6, directory=tmp_path, on_round=stop, **options)
-    got = rounds(algorithm, again, 6, directory=tmp_path, resume=True, **options)
+    want = rounds(SCAFFOLD, whole, 6, **options)
+    rounds(SCAFFOLD, federation(), 6, directory=tmp_path, on_round=stop, **options)
+    got = rounds(SCAFFOLD, again, 6, directory=tmp_path, resume=True, **options)
     jax.tree.map(np.testing.assert_array_equal, got.state, want.state)
     jax.tree.map(np.testing.assert_array_equal, again.client_memory, whole.client_memory)
     stored = load(files(tmp_path)[0]).arrays
@@ -164,17 +175,16 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, cut):
 
 
 def test_memory_is_not_sent_and_its_size_is_known():
-    algorithm = mimefbo(TASK.problem, STEPS, control="memory")
     federation = SimulatedFederation(TASK.data, without_replacement(2))
-    rounds(algorithm, federation, 3)
+    rounds(SCAFFOLD, federation, 3)
     down, up = 2 * (3 + 2 * 4), 3 + 2 * 4 + 1
     assert federation.ledger.total.floats_down == 3 * 2 * down
     assert federation.ledger.total.floats_up == 3 * 2 * up
     assert federation.memory_bytes == 8 * (3 + 2 * 4)
-    expected = cost(algorithm, federation, TASK.x0, TASK.y0).total
+    expected = cost(SCAFFOLD, federation, TASK.x0, TASK.y0).total
     assert expected.floats_up == 2 * up
     counting = CountingFederation(TASK.data)
-    counting.remember(algorithm, TASK.x0, TASK.y0)
+    counting.remember(SCAFFOLD, TASK.x0, TASK.y0)
     assert counting.client_memory is None
     assert counting.memory_bytes == federation.memory_bytes
 

@@ -111,9 +111,8 @@ def deployed(task, algorithm, **options) -> Deployment:
 
 
 @pytest.fixture
-def flower(monkeypatch):
+def flower():
     """Return what these tests share."""
-    monkeypatch.setattr("simfbo.flower.app.keep_compilations", lambda: None)
     return SimpleNamespace(
         Grid=MemoryGrid, parts=parts, deployed=deployed, samples_of=samples_of, copied=copied
     )
