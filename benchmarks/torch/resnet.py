@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 from models import ResNet
 
-import torch
 from simfbo import Point, SimulatedFederation, datasets, local_work, partition, run, sampling
 from simfbo.algorithms import simfbo
 from simfbo.tasks.models import moments
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--steps", type=int, default=5, help="local steps of a client")
-    parser.add_argument("--local", type=float, nargs=3, default=(0.1, 0.1, 0.05), help="x y v")
-    parser.add_argument("--server", type=float, nargs=3, default=(0.1, 0.1, 0.05), help="x y v")
+    parser.add_argument("--local", type=float, nargs=3, default=(0.2, 0.2, 0.1), help="x y v")
+    parser.add_argument("--server", type=float, nargs=3, default=(0.2, 0.2, 0.1), help="x y v")
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("runs/torch-resnet"))
     parser.add_argument("--resume", action="store_true")

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo.torch._loss import TorchFunction
-
 if find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
@@ -26,14 +24,17 @@ def differences():
     return compare
 
 
-def compare(cases, tolerance, second_order=True):
-    """Return {case: what differs by more than the tolerance} of {case: (loss, arrays)}."""
+def compare(cases, function, tolerance, second_order=True):
+    """Return {case: what differs by more than the tolerance}.
+
+    Args:
+        cases: {case: (loss, arrays)}.
+        function: all losses as one function of {case: arrays}, traced.
+        tolerance: relative to the largest entry, or to one.
+        second_order: whether to compare Hessian products.
+    """
     given = {name: tuple(arrays) for name, (_, arrays) in cases.items()}
-
-    def together(arguments):
-        return torch.stack([loss(*arguments[name]) for name, (loss, _) in cases.items()])
-
-    ours = in_jax(TorchFunction(together), given, second_order)
+    ours = in_jax(function, given, second_order)
     found = {}
     for place, (name, (loss, arrays)) in enumerate(cases.items()):
         theirs = in_torch(loss, arrays, second_order)

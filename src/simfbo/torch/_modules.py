@@ -108,7 +108,7 @@ def split(module: Any, *, upper: Globs, lower: Globs | None = None) -> SplitModu
     if both := [name for name in x if name in y]:
         raise UserError(f"The parameter '{both[0]}' is named both upper and lower: name it once.")
     if not y:
-        raise UserError("All parameters are upper ones: name some of them lower.")
+        raise UserError(f"'{upper}' names all parameters: leave some of them to the other level.")
     return SplitModule(module, x, y)
 
 

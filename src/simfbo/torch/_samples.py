@@ -52,9 +52,13 @@ def _arrays(torch: Any, tree: Any) -> Any:
         return tree.detach().cpu().numpy()
     if isinstance(tree, Mapping):
         return {key: _arrays(torch, one) for key, one in tree.items()}
-    if isinstance(tree, tuple | list):
-        return tuple(_arrays(torch, one) for one in tree)
-    return np.asarray(tree)
+    several = isinstance(tree, tuple) or (isinstance(tree, list) and _of_arrays(torch, tree))
+    return tuple(_arrays(torch, one) for one in tree) if several else np.asarray(tree)
+
+
+def _of_arrays(torch: Any, given: list[Any]) -> bool:
+    """Return whether a list holds a batch's arrays, as a loader's do, rather than numbers."""
+    return bool(given) and isinstance(given[0], torch.Tensor | np.ndarray | Mapping)
 
 
 def _joined(torch: Any, parts: Sequence[Any], join: Any) -> Any:

@@ -100,6 +100,7 @@ def _outputs(model: SplitModule) -> Any:
             return model(x, y, **inputs)
         return model(x, y, *inputs) if isinstance(inputs, tuple) else model(x, y, inputs)
 
+    outputs.__name__ = type(model.module).__name__  # what messages call it
     return outputs
 
 

@@ -54,7 +54,11 @@ def _program(torch: Any, function: Any, structure: Any, inputs: Any, name: str) 
 
     class Flat(torch.nn.Module):
         def forward(self, *leaves: Any) -> Any:
-            return function(*jax.tree.unflatten(structure, leaves))
+            found = function(*jax.tree.unflatten(structure, leaves))
+            if not isinstance(found, torch.Tensor):
+                kind = type(found).__name__
+                raise UserError(f"'{name}' must return one tensor, it returns {kind}.")
+            return found
 
     try:
         with _quiet(), _watched(torch, name), torch.enable_grad():
@@ -274,7 +278,7 @@ def _require_pure(program: Any, name: str) -> None:
             "in-place operations on arguments."
         )
     if kinds != ["USER_OUTPUT"]:
-        raise UserError(f"'{name}' must return one tensor, it returns {len(kinds)}.")
+        raise UserError(f"'{name}' does more than to return one tensor: {', '.join(kinds)}.")
 
 
 def _unknown(name: str, op: Any) -> str:
@@ -285,7 +289,7 @@ def _unknown(name: str, op: Any) -> str:
             f"'{name}' draws random numbers ({called}): call .eval() on modules with dropout, and "
             "draw nothing in a loss."
         )
-    if called.startswith("sym_"):
+    if called.startswith("sym_") or called == "_local_scalar_dense":
         return _depends(name)
     return (
         f"'{name}' uses PyTorch's operator {plain(called)}, which has no JAX counterpart here: "

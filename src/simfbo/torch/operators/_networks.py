@@ -20,6 +20,11 @@ def addmm(
 
 def linear(a: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Return a weight^T + bias."""
+    if a.dtype != weight.dtype:
+        raise UserError(
+            f"A linear layer has {weight.dtype} weights, but its input is {a.dtype}: convert it, "
+            "for example with .float()."
+        )
     return a @ weight.T if bias is None else a @ weight.T + bias
 
 
