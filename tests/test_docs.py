@@ -20,7 +20,7 @@ CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)  # packages without which code is skipped
+NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)  # packages that code needs
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 WIDTH = 120
 # Phrases and names of an earlier style, none of which a native engineer would write.
