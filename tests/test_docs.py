@@ -20,6 +20,7 @@ CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)  # packages that code needs
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 WIDTH = 120
 # Phrases and names of an earlier style, none of which a native engineer would write.
@@ -69,6 +70,9 @@ def execute(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p != README], ids=name)
 def test_code_runs(page, tmp_path, monkeypatch):
+    for needed in NEEDS.findall(text_of(page)):
+        for package in needed.split(", "):
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     execute(page)
 
