@@ -12,6 +12,7 @@ from simfbo.core import problem as products
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.errors import UserError, require
 from simfbo.torch._loss import TorchFunction, from_torch
+from simfbo.torch._trace import differentiable_attention
 
 
 class Differences(NamedTuple):
@@ -104,8 +105,7 @@ def _in_torch(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
         pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(tensors(v)), strict=True)
         return sum((a * b).sum() for a, b in pairs)
 
-    kernels = torch.nn.attention  # the only attention with second derivatives on a CPU
-    with warnings.catch_warnings(), kernels.sdpa_kernel(kernels.SDPBackend.MATH):
+    with warnings.catch_warnings(), differentiable_attention(torch):
         warnings.simplefilter("ignore")
         gradient, value = torch.func.grad_and_value(function, (0, 1))(x, y, batch)
         try:

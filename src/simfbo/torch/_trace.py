@@ -245,16 +245,26 @@ def _watched(torch: Any, name: str) -> Generator[None]:
         )
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
-    fast = torch.backends.mha.get_fastpath_enabled()
     apply = torch.autograd.Function.__dict__["apply"]
-    torch.backends.mha.set_fastpath_enabled(False)
     torch.autograd.Function.apply = classmethod(refuse)
     try:
-        yield
+        with differentiable_attention(torch):
+            yield
     finally:
         torch.autograd.Function.apply = apply
-        torch.backends.mha.set_fastpath_enabled(fast)
         hook.remove()
+
+
+@contextlib.contextmanager
+def differentiable_attention(torch: Any) -> Generator[None]:
+    """Let transformers in evaluation mode compute in operators that have derivatives."""
+    fast, kernels = torch.backends.mha.get_fastpath_enabled(), torch.nn.attention
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with kernels.sdpa_kernel(kernels.SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _trains(torch: Any, module: Any) -> str | None:

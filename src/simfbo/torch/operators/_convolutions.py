@@ -182,7 +182,7 @@ def adaptive_max_pool(a: jax.Array, sizes: Ints) -> tuple[jax.Array, None]:
 CONVOLUTIONS = {
     "_adaptive_avg_pool2d": adaptive_avg_pool, "_adaptive_avg_pool3d": adaptive_avg_pool,
     "adaptive_max_pool2d": adaptive_max_pool, "adaptive_max_pool3d": adaptive_max_pool,
-    "avg_pool1d": avg_pool, "avg_pool2d": avg_pool, "avg_pool3d": avg_pool,
+    "avg_pool2d": avg_pool, "avg_pool3d": avg_pool,
     "convolution": convolution, "max_pool2d_with_indices": max_pool,
     "max_pool3d_with_indices": max_pool,
 }  # fmt: skip

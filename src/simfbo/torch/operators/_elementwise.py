@@ -81,19 +81,9 @@ def gelu(a: jax.Array, *, approximate: str = "none") -> jax.Array:
     return jax.nn.gelu(a, approximate=approximate == "tanh")
 
 
-def softplus(a: jax.Array, beta: Number = 1.0, threshold: Number = 20.0) -> jax.Array:
-    """Return log(1 + exp(beta a)) / beta, or a itself above the threshold."""
-    low = jnp.where(a * beta > threshold, 0.0, a)
-    return jnp.where(a * beta > threshold, a, jnp.log1p(jnp.exp(low * beta)) / beta)
-
-
 def rounded(a: jax.Array, *, decimals: int = 0) -> jax.Array:
     """Return a rounded, halves to even."""
     return jnp.round(a, decimals)
-
-
-def _log_sigmoid(a: jax.Array) -> tuple[jax.Array, None]:
-    return jax.nn.log_sigmoid(a), None
 
 
 ELEMENTWISE = {
@@ -107,13 +97,13 @@ ELEMENTWISE = {
     "fmin": jnp.fmin, "fmod": jnp.fmod, "ge": operator.ge, "gelu": gelu, "gt": operator.gt,
     "hardtanh": hardtanh, "hypot": jnp.hypot, "isinf": jnp.isinf, "isnan": jnp.isnan,
     "le": operator.le, "leaky_relu": leaky_relu, "lgamma": lax.lgamma, "log": jnp.log,
-    "log10": jnp.log10, "log1p": jnp.log1p, "log2": jnp.log2, "log_sigmoid_forward": _log_sigmoid,
+    "log10": jnp.log10, "log1p": jnp.log1p, "log2": jnp.log2,
     "logical_and": jnp.logical_and, "logical_not": jnp.logical_not, "logical_or": jnp.logical_or,
     "logical_xor": jnp.logical_xor, "lt": operator.lt, "maximum": jnp.maximum,
     "minimum": jnp.minimum, "mul": operator.mul, "ne": operator.ne, "neg": operator.neg,
     "pow": power, "reciprocal": jnp.reciprocal, "relu": relu, "remainder": jnp.remainder,
     "round": rounded, "rsqrt": lax.rsqrt, "sigmoid": jax.nn.sigmoid, "sign": jnp.sign,
-    "sin": jnp.sin, "sinh": jnp.sinh, "softplus": softplus, "sqrt": jnp.sqrt, "sub": subtract,
+    "sin": jnp.sin, "sinh": jnp.sinh, "sqrt": jnp.sqrt, "sub": subtract,
     "tan": jnp.tan, "tanh": jnp.tanh, "trunc": jnp.trunc, "where": where,
 }  # fmt: skip
 """Operators whose array arguments take part in one type, by name."""

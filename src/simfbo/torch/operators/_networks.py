@@ -13,7 +13,7 @@ from simfbo.errors import UserError
 def addmm(
     c: jax.Array, a: jax.Array, b: jax.Array, *, beta: float = 1, alpha: float = 1
 ) -> jax.Array:
-    """Return beta c + alpha a b, for matrices and for batches of them."""
+    """Return beta c + alpha a b."""
     product = a @ b if alpha == 1 else alpha * (a @ b)
     return product if beta == 0 else product + (c if beta == 1 else beta * c)
 
@@ -234,7 +234,7 @@ def _scan(
 
 NETWORKS = {
     "_native_batch_norm_legit": own_norm, "_native_batch_norm_legit_no_training": batch_norm,
-    "addmm": addmm, "baddbmm": addmm, "bilinear": bilinear, "bmm": jnp.matmul,
+    "addmm": addmm, "bilinear": bilinear, "bmm": jnp.matmul,
     "embedding": embedding, "embedding_bag": embedding_bag, "gru": recurrent(_gru_cell, 1),
     "linalg_cholesky": jnp.linalg.cholesky, "linalg_inv": jnp.linalg.inv,
     "linalg_slogdet": lambda a: tuple(jnp.linalg.slogdet(a)), "linalg_solve": solve,

@@ -143,7 +143,7 @@ def cumulative(total: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 REDUCTIONS = {
     "_cdist_forward": distances, "_log_softmax": log_softmax, "_softmax": softmax,
-    "all": along(jnp.all), "amax": along(jnp.max), "amin": along(jnp.min), "any": along(jnp.any),
+    "amax": along(jnp.max), "amin": along(jnp.min), "any": along(jnp.any),
     "argmax": place_of(jnp.argmax), "argmin": place_of(jnp.argmin),
     "cumprod": cumulative(jnp.cumprod), "cumsum": cumulative(jnp.cumsum),
     "linalg_vector_norm": vector_norm, "max": extreme(jnp.max, jnp.argmax),

@@ -1,6 +1,6 @@
 """Operators that make, arrange and index arrays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -49,11 +49,6 @@ def pad(a: jax.Array, amounts: Shape, value: float = 0) -> jax.Array:
     """Add constants around an array, or cut some off where amounts are negative."""
     widths = [(low, high, 0) for low, high in _pairs(a, amounts)]
     return lax.pad(a, jnp.asarray(value, a.dtype), widths)
-
-
-def pad_by(mode: str) -> Callable[[jax.Array, Shape], jax.Array]:
-    """Return the padding that reflects or repeats the border."""
-    return lambda a, amounts: jnp.pad(a, _pairs(a, amounts), mode=mode)
 
 
 def _pairs(a: jax.Array, amounts: Shape) -> list[tuple[int, int]]:
@@ -121,11 +116,6 @@ def index_select(a: jax.Array, dim: int, places: jax.Array) -> jax.Array:
     return jnp.take(a, places, dim)
 
 
-def select_scatter(a: jax.Array, src: jax.Array, dim: int, place: int) -> jax.Array:
-    """Replace what is at one place of an axis."""
-    return a.at[_at(a, dim, place)].set(src)
-
-
 def slice_scatter(
     a: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
@@ -171,20 +161,18 @@ def same(a: jax.Array) -> jax.Array:
 
 
 SHAPES = {
-    "_to_copy": cast, "_unsafe_view": jnp.reshape, "alias": same, "arange": arange,
+    "_to_copy": cast, "alias": same, "arange": arange,
     "cat": lambda parts, dim=0: jnp.concatenate(parts, dim), "clone": same,
-    "constant_pad_nd": pad, "copy": lambda a, b: jnp.broadcast_to(b, a.shape),
+    "constant_pad_nd": pad, "copy": lambda a, b: jnp.broadcast_to(b.astype(a.dtype), a.shape),
     "detach": lax.stop_gradient, "diagonal": diagonal, "empty": empty,
     "empty_permuted": lambda shape, order, *, dtype: empty(shape, dtype=dtype), "expand": expand,
     "flip": lambda a, dims: jnp.flip(a, tuple(dims)),
     "full": lambda shape, value, *, dtype: jnp.full(shape, value, dtype), "full_like": full_like,
     "gather": gather, "index": index, "index_put": index_put, "index_select": index_select,
-    "permute": lambda a, dims: a.transpose(dims), "reflection_pad1d": pad_by("reflect"),
-    "reflection_pad2d": pad_by("reflect"), "reflection_pad3d": pad_by("reflect"),
-    "repeat": repeat, "replication_pad1d": pad_by("edge"), "replication_pad2d": pad_by("edge"),
-    "replication_pad3d": pad_by("edge"), "scalar_tensor": lambda value, *, dtype: jnp.asarray(
+    "permute": lambda a, dims: a.transpose(dims),
+    "repeat": repeat, "scalar_tensor": lambda value, *, dtype: jnp.asarray(
         value, dtype), "scatter": scatter, "scatter_add": scatter_add, "select": select,
-    "select_scatter": select_scatter, "slice": cut, "slice_scatter": slice_scatter,
+    "slice": cut, "slice_scatter": slice_scatter,
     "split_with_sizes": split, "squeeze": squeeze, "unfold": unfold,
     "unsqueeze": jnp.expand_dims, "view": jnp.reshape,
 }  # fmt: skip
