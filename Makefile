@@ -5,7 +5,9 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-quick test-all coverage api setup lint types unit benchmark-setup lock sbom clean
+TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
+
+.PHONY: demo test test-quick test-all coverage api setup torch lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
@@ -16,10 +18,10 @@ test-quick: setup  ## The inner loop: the mathematics, configuration and files
 	$(PYTEST) tests/core tests/engines tests/config tests/runs \
 	  tests/datasets tests/studies tests/experiments tests/algorithms/test_simfbo.py
 
-test-all: setup lint types  ## Everything, the long walks and real processes included
+test-all: .venv/.torch lint types  ## Everything, the long walks and real processes included
 	$(PYTEST) -m ""
 
-coverage: setup  ## Which lines the tests reach; writes coverage.xml
+coverage: .venv/.torch  ## Which lines the tests reach; writes coverage.xml
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=xml
 
 setup: .venv/.done
@@ -32,6 +34,15 @@ setup: .venv/.done
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
+.venv/.torch: .venv/.done
+	@$(PIP) 'torch==$(TORCH)' 2>/dev/null || \
+	  echo "pip finds no torch==$(TORCH) here: tests of simfbo.torch are skipped. 'make torch' installs the usual build."
+	@touch $@
+
+torch: setup  ## PyTorch's usual build, several GB on Linux, for the tests of simfbo.torch
+	$(PIP) 'torch>=2.13'
+	@touch .venv/.torch
+
 lint: setup
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
@@ -41,13 +52,13 @@ lint: setup
 types: setup
 	$(BIN)/basedpyright --level error
 
-unit: setup
+unit: .venv/.torch
 	$(PYTEST)
 
 api: setup  ## Write docs/reference-api.md from the docstrings
 	$(BIN)/python docs/make_api.py
 
-benchmark-setup: setup  ## PyTorch, for benchmarks/round_speed only
+benchmark-setup: .venv/.torch  ## PyTorch and more, for comparisons of speed
 	$(PIP) --no-build-isolation --editable '.[benchmark]'
 
 lock:  ## Rebuild requirements.lock from pyproject.toml with the newest versions, by uv in .venv-tools

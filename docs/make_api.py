@@ -33,6 +33,7 @@ NAMESPACES = {
     "simfbo.codecs": "simfbo.core.codecs",
     "simfbo.privacy": "simfbo.core.privacy",
     "simfbo.flower": "simfbo.flower",
+    "simfbo.torch": "simfbo.torch",
     "simfbo.diagnostics": "simfbo.diagnostics",
     "simfbo.checks": "simfbo.checks",
     "simfbo.runs": "simfbo.runs",

@@ -53,7 +53,8 @@ class MemoryGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = number = f"message-{len(self.sent)}"
             self.sent.append(message)
-            self._waiting[number] = message
+            # Here, where a node would receive it: later, the limit on the response applies.
+            self._waiting[number] = copied(message)
             numbers.append(number)
         return numbers
 
@@ -61,7 +62,7 @@ class MemoryGrid(Grid):
         found = []
         for number in list(message_ids):
             if message := self._waiting.pop(number, None):
-                reply = self._reply(copied(message))
+                reply = self._reply(message)
                 node = message.metadata.dst_node_id
                 if (reply := self.spoil(node, message, reply)) is not None:
                     found.append(reply)
