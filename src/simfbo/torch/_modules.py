@@ -43,8 +43,8 @@ def load(module: Any, *trees: Mapping[str, PyTree]) -> Any:
 
     Example:
         >>> import torch
-        >>> float(load(torch.nn.Linear(1, 1), {"bias": [2.0]}).bias)
-        2.0
+        >>> load(torch.nn.Linear(1, 1), {"bias": [2.0]}).bias.tolist()
+        [2.0]
     """
     torch = require("torch", "torch")
     own = dict(module.named_parameters())
