@@ -54,12 +54,19 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.down_norm = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return new states [N, L, width]; nothing attends to where the mask [N, L] is 0."""
-        parts = [self._by_head(f(states)) for f in (self.query, self.key, self.value)]
-        found = F.scaled_dot_product_attention(*parts, attn_mask=_bias(mask))
-        states = self.out_norm(states + self.out(found.transpose(1, 2).flatten(2)))
-        return self.down_norm(states + self.down(F.gelu(self.up(states))))
+    def forward(self, states: Tensor, mask: Tensor, asking: Tensor | None = None) -> Tensor:
+        """Return a new state for every one of `asking`.
+
+        Args:
+            states: [N, L, width], which are attended to.
+            mask: [N, L], 0 where nothing may attend to.
+            asking: [N, K, width], the states that attend; all by default.
+        """
+        asking = states if asking is None else asking
+        given = self.query(asking), self.key(states), self.value(states)
+        found = F.scaled_dot_product_attention(*map(self._by_head, given), attn_mask=_bias(mask))
+        asking = self.out_norm(asking + self.out(found.transpose(1, 2).flatten(2)))
+        return self.down_norm(asking + self.down(F.gelu(self.up(asking))))
 
     def _by_head(self, states: Tensor) -> Tensor:
         return states.unflatten(2, (self.heads, -1)).transpose(1, 2)

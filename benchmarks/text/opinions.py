@@ -5,7 +5,6 @@ Social Media Text", ICWSM: tweets and sentences of film reviews, product reviews
 each rated by about twenty people from -4 to 4. Model: all-MiniLM-L6-v2, six layers of BERT.
 """
 
-import argparse
 import io
 import json
 import tarfile
@@ -136,11 +135,6 @@ MODEL = Dataset(
     ),
     images=False,
 )
-
-
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says where downloads are kept."""
-    parser.add_argument("--data-dir", type=Path, help="where downloads are kept")
 
 
 def load(data_dir: Path | None = None) -> tuple[list[Opinion], Mapping[str, bytes]]:

@@ -9,10 +9,10 @@ _LONGEST = 100  # characters of a word; longer ones are unknown
 
 
 def vocabulary(data: bytes) -> dict[str, int]:
-    """Return the number of every piece in a vocab.txt.
+    r"""Return the number of every piece in a vocab.txt.
 
     Example:
-        >>> vocabulary(b"[PAD]\\nthe\\n##m\\n")
+        >>> vocabulary(b"[PAD]\nthe\n##m\n")
         {'[PAD]': 0, 'the': 1, '##m': 2}
     """
     return {piece: i for i, piece in enumerate(data.decode().removesuffix("\n").split("\n"))}
