@@ -226,4 +226,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(f"run.py: {error}")
+        print(f"run.py: {error}", file=sys.stderr)
+        sys.exit(2)
