@@ -67,7 +67,7 @@ def main() -> None:
     )
     last = {key: history.records[-1][key] for key in ("round", "test_accuracy", "cpu_seconds")}
     file = HERE / "results" / f"resnet-{given.seed}.json"
-    if given.rounds >= 200:
+    if given.rounds >= 200 and history.end == {"status": "finished"}:
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps({"seed": given.seed, **last}, indent=1) + "\n")
     print(f"{np.sum([a.size for a in task.x0.values()]):,} upper parameters; {last}")

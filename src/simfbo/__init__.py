@@ -8,4 +8,5 @@ import lazy_loader
 
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__all__.remove("torch")  # `from simfbo import *` must not replace PyTorch by our namespace of it
+# `from simfbo import *` must not replace PyTorch by our namespace for it.
+__all__.remove("torch")  # pyright: ignore[reportUnsupportedDunderAll]

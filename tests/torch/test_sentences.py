@@ -102,3 +102,12 @@ def test_module_or_samples(text):
         WRONG[text]()
     assert text in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_a_loss_may_print(capsys):
+    def loss(x, y, batch):
+        print(tuple(y.shape))
+        return y.sum()
+
+    from_torch(loss)(None, Y, None)
+    assert capsys.readouterr().out == "(2, 3)\n"
