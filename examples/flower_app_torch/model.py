@@ -52,7 +52,9 @@ def accuracy(x, y, batch):
 def main() -> None:
     """Check the losses and write them."""
     functions = {"upper": upper, "lower": lower, "accuracy": accuracy}
-    batch = np.zeros((BATCH_SIZE, 64), "float32"), np.zeros(BATCH_SIZE, "int32")
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((BATCH_SIZE, 64), "float32"), rng.integers(10, size=BATCH_SIZE)
+    batch = images, labels.astype("int32")
     print(check_loss(lower, (model.x, model.y, batch)))
     traced = {name: from_torch(function) for name, function in functions.items()}
     save(FILE, traced, model.x, model.y, batch, sizes=[BATCH_SIZE])

@@ -1,5 +1,7 @@
 """Whole models: value, gradient, Hessian product and mixed product are PyTorch's."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -190,3 +192,42 @@ def test_one_trace_serves_a_shape():
     values = [float(traced(x, y, (images[rows], labels[rows]))) for rows in ([0], [0], [0, 1])]
     assert len(calls) == 2
     assert values[0] == values[1] != values[2]
+
+
+def test_a_nan_is_found():
+    """A gradient that is NaN in JAX alone is a difference, next to one that agrees."""
+    from simfbo.torch._check import _difference
+
+    good, bad = np.ones(2), np.array([1.0, np.nan])
+    assert _difference((good, bad), (torch.ones(2), torch.ones(2))) == np.inf
+    assert _difference((good, good), (torch.ones(2), torch.tensor([1.0, np.nan]))) == 0
+
+
+def test_weights_that_change_between_traces_are_refused():
+    frozen = nn.Linear(3, 1).double()
+    loss = from_torch(lambda x, y, batch: (frozen(batch) * y).mean())
+    loss(None, np.ones(1), np.ones((2, 3)))
+    with torch.no_grad():
+        frozen.weight.zero_()
+    with pytest.raises(UserError, match="have changed since it was first traced"):
+        loss(None, np.ones(1), np.ones((4, 3)))
+
+
+def test_other_threads_train_while_one_traces():
+    dropout, failures, done = nn.Dropout(0.5), [], threading.Event()
+
+    def train():
+        while not done.is_set():
+            try:
+                dropout(torch.ones(3))
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        from_torch(problem(perceptron)[0])(*problem(perceptron)[1])
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []

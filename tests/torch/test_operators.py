@@ -38,9 +38,9 @@ def waves(out):
     return (out.sin() * torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape).cos()).mean()
 
 
-def layer(module, *inputs, eval=True):
+def layer(module, *inputs):
     """Return the loss of a module's parameters and inputs, with arrays to start from."""
-    module = module.double().train(not eval)
+    module = module.double().eval()
     names = [name for name, _ in module.named_parameters()]
     start = [0.5 * some(*p.shape) for p in module.parameters()]
 
@@ -204,6 +204,56 @@ def arrays():
     )  # fmt: skip
 
 
+def kinks():
+    """Return what is usually wrong: derivatives at zeros, bounds, ties and saturated values."""
+    one = torch.ones(3).double()
+    found = {
+        "zero": on(
+            np.zeros(3),
+            bce=lambda a: F.binary_cross_entropy_with_logits(a, one),
+            l1=lambda a: F.l1_loss(a, 0 * one) + 0.1 * a.abs().sum() + a.norm(p=1),
+            logsigmoid=lambda a: F.logsigmoid(a).sum(), softsign=lambda a: F.softsign(a).sum(),
+            huber=lambda a: F.huber_loss(a, 0 * one) + F.smooth_l1_loss(a, 0 * one),
+            sharp=lambda a: F.smooth_l1_loss(a, 0 * one, beta=0.0), relu=lambda a: F.relu(a).sum(),
+            power=lambda a: (a[:, None] ** torch.arange(4)).sum() + (a ** (2 * one)).sum(),
+            line=lambda a: (a**one).sum() + (a**2).sum(), sinc=lambda a: torch.sinc(a).sum(),
+            root=lambda a: a.norm(p=0.5) + a.norm() + a.norm(p=3) + a.std() + (a**2).sum(),
+        ),
+        "one": on(
+            np.ones(3),
+            ties=lambda a: torch.fmax(a, one).sum() + 2 * torch.fmin(a, one).sum() + a.max(),
+            both=lambda a: torch.maximum(a, one).sum() + torch.minimum(a, 2 * one).prod(),
+            clamp=lambda a: (a.clamp(-1, 1) * a).sum() + (F.hardtanh(a) * a).sum(),
+            exponent=lambda a: ((2 * one) ** a).sum() + (a**a).sum(),
+            std=lambda a: a.std() + (a**2).sum(), first=lambda a: a.min(0).values + a.amax(),
+        ),
+        "far": on(
+            np.array([20.0, 3.0, -3.0]),
+            bce=lambda a: F.binary_cross_entropy(torch.sigmoid(2 * a), one),
+            hard=lambda a: F.hardswish(a).sum() + F.relu6(a + 3).sum(),
+            whole=lambda a: (a * torch.div(torch.tensor([-7, 7, -6]), torch.tensor([2, -2, 3]),
+                                           rounding_mode="trunc")).sum(),
+        ),
+    }  # fmt: skip
+    masked = some(4, 3), np.array([[True, False, True]] * 4)
+
+    def written(a, mask):
+        b = a * 2
+        b[mask] = 0.5
+        return waves(b)
+
+    found["mask"] = {"written": (written, masked)}
+    found["matrix"] = on(
+        some(3, 3), cholesky=lambda a: waves(torch.linalg.cholesky(a * 0.1 + torch.eye(3)))
+    )
+    found["probability"] = on(
+        np.array([0.2, 0.5, 0.9]),
+        target=lambda a: F.binary_cross_entropy(a.roll(1), a),
+        weighted=lambda a: F.binary_cross_entropy(a, a.detach(), one * 2, reduction="sum"),
+    )
+    return {f"{at}, {name}": case for at, cases in found.items() for name, case in cases.items()}
+
+
 def convolutions():
     images = some(2, 4, 7, 6)
     settings = [
@@ -305,7 +355,7 @@ def bags():
     }  # fmt: skip
 
 
-GROUPS = (activations, functions, losses, arrays, convolutions, pooling, layers)
+GROUPS = (activations, functions, losses, arrays, kinks, convolutions, pooling, layers)
 
 
 @cache

@@ -81,6 +81,7 @@ def test_other_arguments_are_refused(file):
 
 CHANGES = {
     "format": lambda stored: stored.update(format=99),
+    "another type": lambda stored: stored["losses"]["lower"][0]["inputs"].__setitem__(0, "int8"),
     "operator": lambda stored: stored["losses"]["lower"][0]["nodes"][0].__setitem__(0, "eval"),
     "value": lambda stored: stored["losses"]["lower"][0].update(output=10**6),
     "later value": lambda stored: stored["losses"]["lower"][0]["nodes"][0].__setitem__(
@@ -109,3 +110,23 @@ def test_no_json_ends_in_a_sentence(file, text):
     file.unlink()
     with pytest.raises(UserError, match="There is no file"):
         restore(file)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y, batch: (y * batch).sum(),
+        lambda x, y, batch: ((y * batch) ** 2).mean().sqrt(),
+    ],
+)
+def test_what_is_no_mean_over_samples_is_not_saved(loss, tmp_path):
+    with pytest.raises(UserError, match="'f' is not a mean over the samples of a batch"):
+        save(tmp_path / "a.json", {"f": from_torch(loss)}, np.ones(1), np.ones(1), np.arange(3.0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_zeros_of_either_sign_are_kept(tmp_path):
+    signs = torch.tensor([-0.0, 0.0]).double()
+    loss = from_torch(lambda x, y, b: (torch.copysign(y, signs) * torch.copysign(x, -signs))[0])
+    save(tmp_path / "a.json", {"f": loss}, np.ones(2), np.ones(2), np.ones(1))
+    assert float(restore(tmp_path / "a.json").losses["f"](np.ones(2), np.ones(2), np.ones(1))) == -1

@@ -30,6 +30,19 @@ def branches(x, y, batch):
     return y.sum() if y.sum() > 0 else -y.sum()
 
 
+def written_unseen(x, y, batch):
+    b = y * 2
+    with torch.no_grad():
+        b.clamp_(-0.5, 0.5)
+    return (b**2).sum()
+
+
+def inferred(x, y, batch):
+    with torch.inference_mode():
+        weight = y * 2
+    return (weight.clone() * y.detach()).sum()
+
+
 LOSSES = {
     "Dropout in training mode, which draws random numbers: call .eval()": calls(nn.Dropout(0.1)),
     "LSTM in training mode, which draws": calls(nn.LSTM(3, 2, 2, dropout=0.5)),
@@ -45,9 +58,18 @@ LOSSES = {
     "must return a scalar, it returns a tensor of shape [2, 3]": lambda x, y, batch: y * 2,
     "must return one tensor, it returns float": lambda x, y, batch: 3.0,
     "must return one tensor, it returns tuple": lambda x, y, batch: (y.sum(), y.sum()),
-    "changes a buffer or an input": lambda x, y, batch: y.mul_(2).sum(),
+    "changes an argument in place: work on a copy": lambda x, y, batch: y.mul_(2).sum(),
+    "changes a buffer or an input": lambda x, y, batch: batch.add_(1).sum() * y.sum(),
     "cannot be traced by torch.export: ": lambda x, y, batch: y @ y,
-    "has float32 weights, but its input is uint8": lambda x, y, b: F.linear(b, y.float()).sum(),
+    "whole numbers by weights: convert its inputs": lambda x, y, b: F.linear(b, y.float()).sum(),
+    "in place without its derivative (clamp_)": written_unseen,
+    "in place without its derivative (mul_)": lambda x, y, batch: (y * 2).detach().mul_(2).sum(),
+    "uses torch.inference_mode(): use torch.no_grad()": inferred,
+    "operator multilabel_margin_loss_forward": lambda x, y, batch: F.multilabel_margin_loss(
+        y, torch.tensor([[2, 0, -1]] * 2)),
+    "operator view.dtype": lambda x, y, batch: y.view(torch.int64).sum() * y.sum(),
+    "operator add cannot be computed in JAX": lambda x, y, batch: F.max_unpool2d(
+        *F.max_pool2d(y[None, :, :2], 2, return_indices=True), 2).sum(),
 }  # fmt: skip
 
 
@@ -89,6 +111,10 @@ WRONG = {
     "Samples must be (inputs, labels)": lambda: hyper_representation(NET, "2.*", [SAMPLES[0]]),
     "need 'labels', got ['words']": lambda: hyper_representation(NET, "2.*", [{"words": Y}]),
     "Labels must be classes": lambda: hyper_representation(NET, "2.*", [(SAMPLES[0], Y[0])]),
+    "need scores of shape [batch, 3] or wider": lambda: hyper_representation(
+        NET, "2.*", [(SAMPLES[0], np.array([0, 1, 2, 0]))]),
+    "samples have different shapes: pad them": lambda: hyper_representation(
+        NET, "2.*", [torch.utils.data.DataLoader([(Y[0, :n], 0) for n in (2, 3)])]),
     "Client 1's inputs are": lambda: hyper_representation(
         NET, "2.*", [SAMPLES, (np.zeros((4, 2), "float32"), SAMPLES[1])]),
     "A client's dataset is empty": lambda: hyper_representation(

@@ -16,7 +16,7 @@ from simfbo.torch._trace import differentiable_attention
 
 
 class Differences(NamedTuple):
-    """The largest differences between JAX and PyTorch, relative to the largest entry.
+    """The largest differences between JAX and PyTorch, relative to an array's largest entry.
 
     Attributes:
         value: of the loss.
@@ -121,12 +121,22 @@ def _tensor(torch: Any, array: np.ndarray) -> Any:
 
 
 def _difference(ours: PyTree, theirs: PyTree) -> float | None:
-    """Return the largest difference of two trees, relative to the second one's largest entry."""
+    """Return the largest difference of two trees, relative to the array's largest entry."""
     if theirs is None:
         return None
     pairs = [
         (np.asarray(a, float), np.asarray(b.detach().numpy(force=True), float))
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
     ]
-    largest = max((np.abs(b).max(initial=0.0) for _, b in pairs), default=0.0)
-    return float(max(np.abs(a - b).max(initial=0.0) for a, b in pairs) / (largest or 1.0))
+    largest = max((_largest(b) for _, b in pairs), default=0.0)
+    return max((_gap(a, b, max(_largest(b), 1e-3 * largest)) for a, b in pairs), default=0.0)
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.abs(np.nan_to_num(array)).max(initial=0.0))
+
+
+def _gap(ours: np.ndarray, theirs: np.ndarray, scale: float) -> float:
+    """Return the largest difference over a scale; what is NaN in PyTorch is not compared."""
+    gaps = np.where(np.isnan(theirs), 0.0, np.abs(ours - theirs))
+    return float(np.where(np.isnan(gaps), np.inf, gaps).max(initial=0.0)) / (scale or 1.0)

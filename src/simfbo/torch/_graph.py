@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.errors import UserError, plain
 from simfbo.torch.operators import TABLE
 
 Form = tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of every input
@@ -72,8 +73,22 @@ def replay(graph: Graph, inputs: Sequence[jax.Array]) -> jax.Array:
     for node in graph.nodes:
         arguments = [resolve(one) for one in node.arguments]
         options = {name: resolve(one) for name, one in node.options.items()}
-        values.append(TABLE[node.operator](*arguments, **options))
+        values.append(_result(node.operator, arguments, options))
     return values[graph.output.number]
+
+
+def _result(operator: str, arguments: list[Any], options: dict[str, Any]) -> Any:
+    """Return an operator's result; raise a sentence if JAX refuses what PyTorch accepted."""
+    try:
+        return TABLE[operator](*arguments, **options)
+    except UserError:
+        raise
+    except Exception as error:  # jax.numpy raises many kinds
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"PyTorch's operator {operator} cannot be computed in JAX for these arguments "
+            f"({plain(first, 150)}): write that part with other operators, or the loss in JAX."
+        ) from error
 
 
 def form_of(leaves: Sequence[jax.Array]) -> Form:

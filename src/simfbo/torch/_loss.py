@@ -1,10 +1,11 @@
 """Losses written in PyTorch as losses in JAX."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
@@ -29,8 +30,25 @@ class TorchFunction:
     def graph(self, structure: Any, form: Form) -> Graph:
         """Return the graph for arguments of one structure and form, traced if it is new."""
         if (structure, form) not in self._graphs:
-            self._graphs[structure, form] = trace(self.__wrapped__, structure, form)
+            found = trace(self.__wrapped__, structure, form)
+            self._graphs[structure, form] = found._replace(constants=self._shared(found.constants))
         return self._graphs[structure, form]
+
+    def _shared(self, constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Return a new graph's constants: the same arrays as in earlier ones, held once.
+
+        Raises:
+            UserError: If a frozen weight has changed since.
+        """
+        earlier = next((one.constants for one in self._graphs.values()), None)
+        if earlier is None or [a.shape for a in earlier] != [a.shape for a in constants]:
+            return constants  # the first ones, or such as depend on the shapes
+        if any(a.tobytes() != b.tobytes() for a, b in zip(earlier, constants, strict=True)):
+            raise UserError(
+                f"'{self.__name__}' uses weights or buffers that have changed since it was first "
+                "traced: make it anew with from_torch."
+            )
+        return earlier
 
 
 class TorchLoss(TorchFunction):

@@ -8,6 +8,7 @@ import numpy as np
 
 from simfbo.core.problem import PyTree
 from simfbo.errors import UserError, require
+from simfbo.torch._trace import constant
 
 Globs = str | Sequence[str]
 Arrays = dict[str, np.ndarray]
@@ -21,17 +22,7 @@ def parameters(module: Any) -> Arrays:
         >>> {name: a.shape for name, a in parameters(torch.nn.Linear(3, 2)).items()}
         {'weight': (2, 3), 'bias': (2,)}
     """
-    return {name: _array(name, tensor) for name, tensor in module.named_parameters()}
-
-
-def _array(name: str, tensor: Any) -> np.ndarray:
-    try:
-        return tensor.detach().cpu().numpy().copy()
-    except TypeError:
-        raise UserError(
-            f"The parameter '{name}' has the type {tensor.dtype}, which NumPy does not know: call "
-            ".float() on the module."
-        ) from None
+    return {name: constant(tensor) for name, tensor in module.named_parameters()}
 
 
 def load(module: Any, *trees: Mapping[str, PyTree]) -> Any:

@@ -31,11 +31,11 @@ def samples_of(source: Any) -> Labelled:
     """
     torch = require("torch", "torch")
     if isinstance(source, torch.utils.data.DataLoader):
-        found = _joined(torch, [_arrays(torch, batch) for batch in source], np.concatenate)
+        found = _joined([_arrays(torch, batch) for batch in source], np.concatenate)
     elif isinstance(source, torch.utils.data.TensorDataset):
         found = _arrays(torch, source.tensors)
     elif isinstance(source, torch.utils.data.Dataset):
-        found = _joined(torch, [_arrays(torch, one) for one in _items(source)], np.stack)
+        found = _joined([_arrays(torch, one) for one in _items(source)], np.stack)
     else:
         found = _arrays(torch, source)
     return _labelled(found)
@@ -61,11 +61,17 @@ def _of_arrays(torch: Any, given: list[Any]) -> bool:
     return bool(given) and isinstance(given[0], torch.Tensor | np.ndarray | Mapping)
 
 
-def _joined(torch: Any, parts: Sequence[Any], join: Any) -> Any:
+def _joined(parts: Sequence[Any], join: Any) -> Any:
     """Return batches or samples together."""
     if not parts:
         raise UserError("A client's dataset is empty: leave the client out.")
-    return jax.tree.map(lambda *arrays: join(arrays), *parts)
+    try:
+        return jax.tree.map(lambda *arrays: join(arrays), *parts)
+    except ValueError:
+        raise UserError(
+            "A client's samples have different shapes: pad them to one, in the dataset or in the "
+            "loader's collate_fn."
+        ) from None
 
 
 def _labelled(found: Any) -> Labelled:

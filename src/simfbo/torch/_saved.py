@@ -5,6 +5,7 @@ arrays in base64.
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,10 +59,15 @@ def save(
             they are means over the samples of a batch.
         x0: initial upper variable, of dictionaries, lists and arrays.
         y0: initial lower variable.
-        batch: an example, one sample is enough: only its shapes count.
-        sizes: batch sizes to trace for. Batches of other sizes are computed sample by sample, with
-            the same result for losses that are means over samples.
+        batch: an example of a few samples.
+        sizes: batch sizes to trace for. Batches of other sizes are computed sample by sample,
+            which is right only for losses that are means over samples: this is tried on the
+            example.
     """
+    if any(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(batch)):
+        raise UserError("Every array of a batch needs an axis that counts samples.")
+    for name, loss in losses.items():
+        _require_mean(name, loss, x0, y0, batch)
     arrays: list[np.ndarray] = []
     found = {
         name: [_graph_for(loss, x0, y0, batch, size, arrays) for size in sorted({1, *sizes})]
@@ -69,6 +75,8 @@ def save(
     }
     start = {"x0": _encoded_tree(x0, arrays), "y0": _encoded_tree(y0, arrays)}
     stored = {"format": _FORMAT, "losses": found, **start, "arrays": [*map(_packed, arrays)]}
+    _decoded_file(stored)  # nothing is written that cannot be read
+    stored["sha256"] = _digest(stored)
     write_atomic(Path(path), json.dumps(stored, allow_nan=False) + "\n")
 
 
@@ -85,10 +93,9 @@ def restore(path: str | Path) -> Saved:
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["format"] != _FORMAT:
             raise ValueError(f"its format is {stored['format']}, not {_FORMAT}")
-        arrays = [_unpacked(one) for one in stored["arrays"]]
-        losses = {n: _loss(n, found, arrays) for n, found in stored["losses"].items()}
-        start = (_decoded_tree(stored[key], arrays) for key in ("x0", "y0"))
-        return Saved(losses, *start)
+        if stored.pop("sha256") != _digest(stored):
+            raise ValueError("it has been changed")
+        return _decoded_file(stored)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{file} is not a file that this version can read ({error}): write it again with "
@@ -96,12 +103,34 @@ def restore(path: str | Path) -> Saved:
         ) from None
 
 
+def _decoded_file(stored: Any) -> Saved:
+    """Return what a file's JSON holds."""
+    arrays = [_unpacked(one) for one in stored["arrays"]]
+    losses = {name: _loss(name, found, arrays) for name, found in stored["losses"].items()}
+    return Saved(losses, *(_decoded_tree(stored[key], arrays) for key in ("x0", "y0")))
+
+
+def _digest(stored: Any) -> str:
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+
+
+def _require_mean(name: str, loss: Any, x0: PyTree, y0: PyTree, batch: PyTree) -> None:
+    """Raise unless a loss is the mean of its values on an example's single samples."""
+    if not isinstance(loss, TorchFunction):
+        raise UserError("Only losses from simfbo.torch.from_torch can be saved.")
+    three = jax.tree.map(lambda a: np.asarray(a)[np.arange(3) % len(a)], batch)
+    singles = [loss(x0, y0, jax.tree.map(lambda a, i=i: a[i : i + 1], three)) for i in range(3)]
+    if not np.allclose(loss(x0, y0, three), np.mean(singles), rtol=1e-3, equal_nan=True):
+        raise UserError(
+            f"'{name}' is not a mean over the samples of a batch, which a loss must be: weights of "
+            "classes, ignored labels and sums make it another function for every batch."
+        )
+
+
 def _graph_for(
     loss: Any, x0: PyTree, y0: PyTree, batch: PyTree, size: int, arrays: list[np.ndarray]
 ) -> Any:
     """Return a loss's graph for batches of one size, as JSON."""
-    if not isinstance(loss, TorchFunction):
-        raise UserError("Only losses from simfbo.torch.from_torch can be saved.")
     sized = jax.tree.map(lambda a: np.zeros((size, *np.shape(a)[1:]), np.asarray(a).dtype), batch)
     arguments = jax.tree.map(jnp.asarray, (x0, y0, sized))
     leaves, structure = jax.tree.flatten(arguments)
@@ -235,7 +264,8 @@ def _decoded_tree(given: Any, arrays: list[np.ndarray]) -> PyTree:
 def _number(array: np.ndarray, arrays: list[np.ndarray]) -> int:
     """Return the place of an array among all, where it is added if it is new."""
     for place, one in enumerate(arrays):
-        if one.dtype == array.dtype and np.array_equal(one, array):
+        alike = one.dtype == array.dtype and one.shape == array.shape
+        if alike and one.tobytes() == array.tobytes():
             return place
     arrays.append(array)
     return len(arrays) - 1
@@ -248,4 +278,4 @@ def _packed(array: np.ndarray) -> Any:
 
 def _unpacked(stored: Any) -> np.ndarray:
     kind, shape, data = stored
-    return np.frombuffer(base64.b64decode(data), _kind(kind)).reshape(shape)
+    return np.frombuffer(base64.b64decode(data, validate=True), _kind(kind)).reshape(shape)

@@ -72,6 +72,7 @@ def hyper_representation(
     together, parts = _together(found)
     lower, upper = halve(parts, upper_share, seed)
     tested, name = _tested(test, together, upper)
+    _require_classes(logits, model, together, tested)
     return Task(
         "hyper-representation",
         BilevelProblem(loss, regularised(loss, regularisation)),
@@ -90,6 +91,20 @@ def _split(module: Any, head: Globs) -> SplitModule:
     """Return the module with its head as the lower part and all else as the upper one."""
     found = split(module, upper=head)
     return SplitModule(module, found.y, found.x)
+
+
+def _require_classes(
+    logits: TorchFunction, model: SplitModule, *parts: tuple[PyTree, np.ndarray]
+) -> None:
+    """Raise unless the module has a score for every class; it is traced here for the first time."""
+    one = jax.tree.map(lambda a: a[:1], parts[0][0])
+    scores = jax.eval_shape(logits, model.x, model.y, one).shape
+    classes = 1 + max(int(labels.max()) for _, labels in parts)
+    if len(scores) != 2 or scores[1] < classes:
+        raise UserError(
+            f"The labels need scores of shape [batch, {classes}] or wider, but the module returns "
+            f"{['batch', *scores[1:]]}."
+        )
 
 
 def _outputs(model: SplitModule) -> Any:

@@ -21,6 +21,8 @@ _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_co
 _TYPED = {"_to_copy", "arange", "cumprod", "cumsum", "empty", "empty_permuted", "full",
           "full_like", "mean", "prod", "scalar_tensor", "sum"}  # fmt: skip
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "exponential", "poisson")
+_MISTAKEN = ("multilabel_margin_loss_forward",)  # PyTorch takes it apart into another value
+_UNLIKE = ("dtype", "reduce", "value_reduce")  # overloads that do something else
 _DROPPED = {"device", "layout", "memory_format", "non_blocking", "pin_memory", "dtype"}
 
 
@@ -34,14 +36,19 @@ def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
     """
     torch = require("torch", "torch")
     kinds = [_wide(dtype) for _, dtype in form]
-    inputs = tuple(
-        torch.zeros(shape, dtype=getattr(torch, kind))
-        for (shape, _), kind in zip(form, kinds, strict=True)
-    )
+    inputs = tuple(_input(torch, shape, kind) for (shape, _), kind in zip(form, kinds, strict=True))
     name = getattr(function, "__name__", type(function).__name__)
     with _LOCK:
         program = _program(torch, function, structure, inputs, name)
     return _graph(torch, program, kinds)
+
+
+def _input(torch: Any, shape: tuple[int, ...], kind: str) -> Any:
+    """Return a tensor to trace with."""
+    dtype: Any = getattr(torch, kind, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"PyTorch has no tensors of {kind}: convert the array first.")
+    return torch.zeros(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
 
 
 def _wide(dtype: str) -> str:
@@ -63,6 +70,7 @@ def _program(torch: Any, function: Any, structure: Any, inputs: Any, name: str) 
     try:
         with _quiet(), _watched(torch, name), torch.enable_grad():
             exported = torch.export.export(Flat(), inputs, strict=False)
+            _require_graded_writes(exported, name)
             _detach_ungraded(torch, exported)
             program = _decomposed(torch, exported)
     except UserError:
@@ -87,12 +95,42 @@ def _detach_ungraded(torch: Any, exported: Any) -> None:
             found.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
 
 
+def _require_graded_writes(exported: Any, name: str) -> None:
+    """Raise where a tensor is changed in place behind the back of its derivative."""
+    for module in exported.graph_module.modules():
+        graph = getattr(module, "graph", None)
+        inner = module is not exported.graph_module  # a block under torch.no_grad()
+        for node in graph.nodes if graph is not None else ():
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not schema.is_mutable:
+                continue
+            base = _base(node.args[0])
+            if _name(base.target) == "lift_fresh_copy":  # torch.tensor(...) inside the loss
+                continue
+            if "detach" in f"{node.target} {base.target}" or (inner and base.op == "placeholder"):
+                raise UserError(
+                    f"'{name}' changes a tensor in place without its derivative "
+                    f"({_name(node.target)}): leave the tensor as it is, and use .detach() or "
+                    "torch.where to make a new one."
+                )
+
+
+def _base(node: Any) -> Any:
+    """Return the value that a view, a view of a view, ... looks at."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        if _name(node.target) == "detach":
+            break
+        node = node.args[0]
+    return node
+
+
 def _decomposed(torch: Any, exported: Any) -> Any:
     """Return the program taken apart as far as the table needs it."""
     table = torch.export.default_decompositions()
-    for op in [op for op in table if _name(op) in KEPT]:
+    for op in [op for op in table if _name(op) in (*KEPT, *_MISTAKEN)]:
         table.pop(op)
-    rules = torch._decomp.decomposition_table
+    every = torch._decomp.decomposition_table
+    rules = {op: rule for op, rule in every.items() if _name(op) not in _MISTAKEN}
     program = exported.run_decompositions(table)
     while more := {op: rules[op] for op in _missing(program) if op in rules and op not in table}:
         table.update(more)  # what is not core, but what torch can take apart further
@@ -110,8 +148,9 @@ def _name(op: Any) -> str:
     """Return an operator's name without its namespace and overload."""
     if op is operator.getitem:
         return "getitem"
-    packet = getattr(op, "overloadpacket", None)
-    return str(packet).removeprefix("aten.") if packet is not None else str(op)
+    packet, overload = getattr(op, "overloadpacket", None), getattr(op, "_overloadname", "")
+    whole = packet is None or overload in _UNLIKE
+    return str(op if whole else packet).removeprefix("aten.")
 
 
 def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
@@ -126,7 +165,7 @@ def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
         if spec.kind.name == "USER_INPUT":
             values[node] = Value(next(given))
         else:
-            constants.append(_array(held[spec.target]))
+            constants.append(constant(held[spec.target]))
             values[node] = Value(len(kinds) + len(constants) - 1)
     nodes = _Nodes(torch, values, len(kinds) + len(constants))
     for node in program.graph.nodes:
@@ -136,8 +175,14 @@ def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
     return Graph(kinds, constants, nodes.found, values[output])
 
 
-def _array(tensor: Any) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()
+def constant(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array of its own."""
+    try:
+        return tensor.detach().cpu().numpy().copy()
+    except TypeError:
+        raise UserError(
+            f"NumPy does not know the type {tensor.dtype}: call .float() on the module."
+        ) from None
 
 
 class _Nodes:
@@ -224,28 +269,39 @@ def _quiet() -> Generator[None]:
 @contextlib.contextmanager
 def _watched(torch: Any, name: str) -> Generator[None]:
     """Raise where a loss does what a graph cannot hold."""
+    here = threading.get_ident()  # other threads may train what they like
 
     def look(module: Any, inputs: Any) -> None:
-        if module.training and (why := _trains(torch, module)):
+        if threading.get_ident() == here and module.training and (why := _trains(torch, module)):
             raise UserError(
                 f"'{name}' calls {type(module).__name__} in training mode, which {why}: call "
                 ".eval() on the module first."
             )
 
-    def refuse(function: Any, *_: Any, **__: Any) -> None:
+    def refuse(function: Any, *given: Any, **named: Any) -> Any:
+        if threading.get_ident() != here:
+            return apply.__get__(None, function)(*given, **named)
         raise UserError(
             f"'{name}' calls {function.__name__}, an autograd.Function with a backward of its own, "
             "which a graph cannot hold: write it with .detach()."
         )
 
+    def no_inference(mode: Any) -> Any:
+        if threading.get_ident() != here or not mode.mode:  # torch.export switches it off
+            return enter(mode)
+        raise UserError(f"'{name}' uses torch.inference_mode(): use torch.no_grad() instead.")
+
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    enter = torch.inference_mode.__enter__
     apply = torch.autograd.Function.__dict__["apply"]
     torch.autograd.Function.apply = classmethod(refuse)
+    torch.inference_mode.__enter__ = no_inference
     try:
         with differentiable_attention(torch):
             yield
     finally:
         torch.autograd.Function.apply = apply
+        torch.inference_mode.__enter__ = enter
         hook.remove()
 
 
@@ -315,6 +371,10 @@ def _why(name: str, error: Exception) -> str:
         return _depends(name)
     if "found a fake tensor" in text:
         return f"'{name}' takes .data of a tensor or keeps one outside: use .detach() instead."
+    if "leaf Variable that requires grad" in text:
+        return f"'{name}' changes an argument in place: work on a copy (.clone())."
+    if "Autograd not support dtype" in text:
+        return f"'{name}' multiplies whole numbers by weights: convert its inputs with .float()."
     if "is mutated in the forward" in text:
         return f"'{name}' changes a buffer of its module: call .eval() on the module first."
     first = text.splitlines()[0] if text else type(error).__name__

@@ -16,6 +16,7 @@ from jax import lax
 from simfbo.errors import UserError
 from simfbo.tasks.layers import conv2d
 from simfbo.tasks.layers import max_pool as pool_squares
+from simfbo.torch.operators._types import require_same_type
 
 Ints = Sequence[int]
 
@@ -25,6 +26,7 @@ def convolution(
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
 ) -> jax.Array:  # fmt: skip
     """Convolve [batch, channels, ...] with a kernel, or with its transpose."""
+    require_same_type(a, kernel)
     n = a.ndim - 2
     stride, padding, dilation, output_padding = (
         tuple(given) * (n // len(given)) for given in (stride, padding, dilation, output_padding)
@@ -101,7 +103,7 @@ def max_pool(
     images = _padded(images, sizes, stride, padding, dilation, ceil_mode, lowest)
     found = None
     for _, part in windows(images, sizes, stride, dilation):
-        found = part if found is None else jnp.where(part > found, part, found)
+        found = part if found is None else jnp.where((part > found) | (part != part), part, found)
     assert found is not None
     return _like(found, a, sizes), None
 

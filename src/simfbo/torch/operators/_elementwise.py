@@ -27,9 +27,12 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> jax.Array:
     """Return a / b, rounded down or towards zero if asked to."""
     if rounding_mode is None:
         return a / b
+    down = a // b
     if rounding_mode == "floor":
-        return a // b
-    return jnp.trunc(a / b).astype(jnp.result_type(a, b))
+        return down
+    if jnp.issubdtype(jnp.result_type(down), jnp.floating):
+        return jnp.trunc(a / b)
+    return jnp.where((a % b != 0) & ((a < 0) != (b < 0)), down + 1, down)
 
 
 def power(a: Any, b: Any) -> jax.Array:
@@ -38,12 +41,49 @@ def power(a: Any, b: Any) -> jax.Array:
         b = int(b)
     if isinstance(b, int) and b < 0:
         return 1 / a**-b
-    return a**b if isinstance(b, int) else jnp.power(a, b)
+    if isinstance(b, int):
+        return a**b
+    if isinstance(b, float):
+        return jnp.power(a, b)
+    flat = (a == 0) & ((b == 0) | (b == 1))  # where the derivatives of a general power are NaN
+    found = jnp.power(jnp.where(flat, 1.0, a), b)
+    return jnp.where(flat, jnp.where(b == 0, 1.0, a), found).astype(found.dtype)
 
 
 def where(mask: Any, a: Any, b: Any) -> jax.Array:
     """Return a where the mask is true, else b."""
     return jnp.where(mask, a, b)
+
+
+def absolute(a: jax.Array) -> jax.Array:
+    """Return |a|, of derivative 0 at 0 (jnp.abs has 1)."""
+    return jnp.sign(a) * a
+
+
+def fmax(a: Any, b: Any) -> jax.Array:
+    """Return the larger number, the first of equal ones, and no NaN if there is a number."""
+    return jnp.where((a >= b) | jnp.isnan(b), a, b)
+
+
+def fmin(a: Any, b: Any) -> jax.Array:
+    """Return the smaller number, the first of equal ones, and no NaN if there is a number."""
+    return jnp.where((a <= b) | jnp.isnan(b), a, b)
+
+
+def hardsigmoid(a: jax.Array) -> jax.Array:
+    """Return a/6 + 1/2 between 0 and 1, of derivative 0 on the bounds."""
+    return jnp.where(a <= -3, 0.0, jnp.where(a >= 3, 1.0, a / 6 + 0.5))
+
+
+def hardswish(a: jax.Array) -> jax.Array:
+    """Return a hardsigmoid(a)."""
+    return jnp.where(a <= -3, 0.0, jnp.where(a >= 3, a, a * (a + 3) / 6))
+
+
+def sinc(a: jax.Array) -> jax.Array:
+    """Return sin(pi a) / (pi a), and 1 at 0, where the derivative is 0."""
+    some = jnp.where(a == 0, 1.0, a) * jnp.pi
+    return jnp.where(a == 0, 1.0, jnp.sin(some) / some)
 
 
 def relu(a: jax.Array) -> jax.Array:
@@ -87,15 +127,16 @@ def rounded(a: jax.Array, *, decimals: int = 0) -> jax.Array:
 
 
 ELEMENTWISE = {
-    "abs": jnp.abs, "acos": jnp.arccos, "acosh": jnp.arccosh, "add": add, "asin": jnp.arcsin,
+    "abs": absolute, "acos": jnp.arccos, "acosh": jnp.arccosh, "add": add, "asin": jnp.arcsin,
     "asinh": jnp.arcsinh, "atan": jnp.arctan, "atan2": jnp.arctan2, "atanh": jnp.arctanh,
     "bitwise_and": jnp.bitwise_and, "bitwise_not": jnp.bitwise_not, "bitwise_or": jnp.bitwise_or,
     "bitwise_xor": jnp.bitwise_xor, "ceil": jnp.ceil, "clamp": clamp, "copysign": jnp.copysign,
     "cos": jnp.cos, "cosh": jnp.cosh, "digamma": jax.scipy.special.digamma, "div": divide,
     "elu": elu, "eq": operator.eq, "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv,
-    "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "floor": jnp.floor, "fmax": jnp.fmax,
-    "fmin": jnp.fmin, "fmod": jnp.fmod, "ge": operator.ge, "gelu": gelu, "gt": operator.gt,
-    "hardtanh": hardtanh, "hypot": jnp.hypot, "isinf": jnp.isinf, "isnan": jnp.isnan,
+    "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "floor": jnp.floor, "fmax": fmax,
+    "fmin": fmin, "fmod": jnp.fmod, "ge": operator.ge, "gelu": gelu, "gt": operator.gt,
+    "hardsigmoid": hardsigmoid, "hardswish": hardswish, "hardtanh": hardtanh,
+    "hypot": jnp.hypot, "isinf": jnp.isinf, "isnan": jnp.isnan,
     "le": operator.le, "leaky_relu": leaky_relu, "lgamma": lax.lgamma, "log": jnp.log,
     "log10": jnp.log10, "log1p": jnp.log1p, "log2": jnp.log2,
     "logical_and": jnp.logical_and, "logical_not": jnp.logical_not, "logical_or": jnp.logical_or,
@@ -103,7 +144,7 @@ ELEMENTWISE = {
     "minimum": jnp.minimum, "mul": operator.mul, "ne": operator.ne, "neg": operator.neg,
     "pow": power, "reciprocal": jnp.reciprocal, "relu": relu, "remainder": jnp.remainder,
     "round": rounded, "rsqrt": lax.rsqrt, "sigmoid": jax.nn.sigmoid, "sign": jnp.sign,
-    "sin": jnp.sin, "sinh": jnp.sinh, "sqrt": jnp.sqrt, "sub": subtract,
+    "sin": jnp.sin, "sinc": sinc, "sinh": jnp.sinh, "sqrt": jnp.sqrt, "sub": subtract,
     "tan": jnp.tan, "tanh": jnp.tanh, "trunc": jnp.trunc, "where": where,
 }  # fmt: skip
 """Operators whose array arguments take part in one type, by name."""

@@ -8,24 +8,27 @@ import jax.numpy as jnp
 from jax import lax
 
 from simfbo.errors import UserError
+from simfbo.torch.operators._types import require_same_type
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return a b; like PyTorch, refuse to multiply numbers of different types."""
+    require_same_type(a, b)
+    return a @ b
 
 
 def addmm(
     c: jax.Array, a: jax.Array, b: jax.Array, *, beta: float = 1, alpha: float = 1
 ) -> jax.Array:
     """Return beta c + alpha a b."""
-    product = a @ b if alpha == 1 else alpha * (a @ b)
-    return product if beta == 0 else product + (c if beta == 1 else beta * c)
+    out = product(a, b) if alpha == 1 else alpha * product(a, b)
+    return out if beta == 0 else out + (c if beta == 1 else beta * c)
 
 
 def linear(a: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Return a weight^T + bias."""
-    if a.dtype != weight.dtype:
-        raise UserError(
-            f"A linear layer has {weight.dtype} weights, but its input is {a.dtype}: convert it, "
-            "for example with .float()."
-        )
-    return a @ weight.T if bias is None else a @ weight.T + bias
+    out = product(a, weight.T)
+    return out if bias is None else out + bias
 
 
 def bilinear(
@@ -103,7 +106,8 @@ def attention(
         raise UserError("Attention drops weights at random: call .eval() on the module.")
     if enable_gqa:
         key, value = (jnp.repeat(a, query.shape[-3] // a.shape[-3], -3) for a in (key, value))
-    scores = (query * (scale or query.shape[-1] ** -0.5)) @ key.swapaxes(-1, -2)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.swapaxes(-1, -2)
     if is_causal:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     if mask is None:
@@ -141,7 +145,7 @@ def embedding_bag(
         raise UserError("Embedding bags are sums or means of rows, without scale_grad_by_freq.")
     bags = len(offsets) - include_last_offset
     owner = jnp.searchsorted(offsets[:bags], jnp.arange(len(index)), side="right") - 1
-    counted = jnp.ones(len(index), bool) if padding is None else index != padding
+    counted = jnp.ones(len(index), bool) if padding is None else index != padding % len(table)
     rows = jnp.where(counted[:, None], table[index], 0.0)
     rows = rows if weights is None else rows * weights[:, None]
     total = jax.ops.segment_sum(rows, owner, bags)
@@ -149,6 +153,15 @@ def embedding_bag(
         count = jax.ops.segment_sum(counted.astype(table.dtype), owner, bags)
         total = total / jnp.maximum(count, 1)[:, None]
     return total, None, None, None
+
+
+def cholesky(a: jax.Array, *, upper: bool = False) -> jax.Array:
+    """Return the triangular factor; like PyTorch, read one triangle and derive for both."""
+    read = jnp.triu(a) if upper else jnp.tril(a)
+    whole = read + read.swapaxes(-1, -2) - jnp.eye(a.shape[-1], dtype=a.dtype) * a
+    even = (a + a.swapaxes(-1, -2)) / 2
+    lower = lax.linalg.cholesky(lax.stop_gradient(whole - even) + even, symmetrize_input=False)
+    return lower.swapaxes(-1, -2) if upper else lower
 
 
 def logdet(a: jax.Array) -> jax.Array:
@@ -234,18 +247,19 @@ def _scan(
 
 NETWORKS = {
     "_native_batch_norm_legit": own_norm, "_native_batch_norm_legit_no_training": batch_norm,
-    "addmm": addmm, "bilinear": bilinear, "bmm": jnp.matmul,
+    "addmm": addmm, "bilinear": bilinear, "bmm": product,
     "embedding": embedding, "embedding_bag": embedding_bag, "gru": recurrent(_gru_cell, 1),
-    "linalg_cholesky": jnp.linalg.cholesky, "linalg_inv": jnp.linalg.inv,
+    "linalg_cholesky": cholesky, "linalg_inv": jnp.linalg.inv,
     "linalg_slogdet": lambda a: tuple(jnp.linalg.slogdet(a)), "linalg_solve": solve,
     "logdet": logdet, "linear": linear,
-    "lstm": recurrent(_lstm_cell, 2), "mm": jnp.matmul, "native_group_norm": group_norm,
+    "lstm": recurrent(_lstm_cell, 2), "mm": product, "native_group_norm": group_norm,
     "native_layer_norm": layer_norm, "rnn_relu": recurrent(_plain_cell(jax.nn.relu), 1),
     "rnn_tanh": recurrent(_plain_cell(jnp.tanh), 1), "scaled_dot_product_attention": attention,
 }  # fmt: skip
 """Layers of networks, by name."""
 
-KEPT = ("bilinear", "detach", "embedding_bag", "gru", "linalg_cholesky", "linalg_inv",
-        "linalg_slogdet", "linalg_solve", "linear", "logdet", "lstm", "rnn_relu", "rnn_tanh",
-        "scaled_dot_product_attention", "unfold")  # fmt: skip
+KEPT = ("bilinear", "binary_cross_entropy", "detach", "embedding_bag", "gru", "hardsigmoid",
+        "hardswish", "huber_loss", "linalg_cholesky", "linalg_inv", "linalg_slogdet",
+        "linalg_solve", "linear", "log_sigmoid_forward", "logdet", "lstm", "rnn_relu", "rnn_tanh",
+        "scaled_dot_product_attention", "sinc", "smooth_l1_loss", "std", "unfold")  # fmt: skip
 """Operators that are replayed whole where PyTorch would take them apart."""

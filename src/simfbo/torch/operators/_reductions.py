@@ -66,6 +66,13 @@ def variance(
     return a.var(axes_of(a, dims), ddof=ddof, keepdims=keepdim)
 
 
+def deviation(
+    a: jax.Array, dims: Dims = None, *, correction: int | None = 1, keepdim: bool = False
+) -> jax.Array:
+    """Return the standard deviation, of derivative 0 where it is 0."""
+    return root(variance(a, dims, correction=correction, keepdim=keepdim))
+
+
 def variance_and_mean(
     a: jax.Array, dims: Dims = None, *, correction: int | None = 1, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -85,8 +92,9 @@ def vector_norm(
     if ord == 0:
         return (a != 0).sum(axes, keepdims=keepdim).astype(a.dtype)
     if ord == 1:
-        return jnp.abs(a).sum(axes, keepdims=keepdim)
-    powers = a * a if ord == 2 else jnp.abs(a) ** ord
+        return (jnp.sign(a) * a).sum(axes, keepdims=keepdim)
+    some = jnp.where(a == 0, 1.0, a)
+    powers = a * a if ord == 2 else jnp.where(a == 0, 0.0, jnp.abs(some) ** ord)
     return root(powers.sum(axes, keepdims=keepdim), ord)
 
 
@@ -148,6 +156,7 @@ REDUCTIONS = {
     "cumprod": cumulative(jnp.cumprod), "cumsum": cumulative(jnp.cumsum),
     "linalg_vector_norm": vector_norm, "max": extreme(jnp.max, jnp.argmax),
     "mean": along(jnp.mean), "min": extreme(jnp.min, jnp.argmin), "prod": product, "sort": sort,
-    "sum": along(jnp.sum), "topk": top, "var": variance, "var_mean": variance_and_mean,
+    "std": deviation, "sum": along(jnp.sum), "topk": top, "var": variance,
+    "var_mean": variance_and_mean,
 }  # fmt: skip
 """Operators that go along axes, by name."""

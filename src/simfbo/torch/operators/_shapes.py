@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from simfbo.errors import UserError
+
 Shape = Sequence[int]
 
 
@@ -103,6 +105,12 @@ def index_put(
     a: jax.Array, places: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
     """Write or add values at places."""
+    first = places[0]
+    if len(places) == 1 and first is not None and first.dtype == bool:
+        if values.size != 1:
+            raise UserError("Only one value can be written by a boolean mask: use torch.where.")
+        mask = first.reshape(*first.shape, *(1,) * (a.ndim - first.ndim))
+        return jnp.where(mask, a + values.ravel() if accumulate else values.reshape(()), a)
     found = a.at[_places(places)]
     return found.add(values) if accumulate else found.set(values)
 
