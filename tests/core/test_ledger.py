@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from simfbo.core.ledger import Ledger, PerClient, Traffic
+from simfbo.core.ledger import Ledger, Octets, PerClient, Traffic
+from simfbo.core.problem import Point
 
 
 def test_everyone_receives_what_is_common_and_only_repliers_send():
@@ -38,3 +39,23 @@ def test_abstract_messages_weigh_as_much():
     like = jax.ShapeDtypeStruct((3,), jnp.float32)
     ledger.record("step", 2, 2, like, like)
     assert ledger.total == Traffic(1, 6, 6, 24, 24)
+
+
+def test_bytes_are_counted_by_channel():
+    """A payload's parts stand for x, y and v; a message names its channels."""
+    ledger = Ledger()
+    down = (
+        jnp.zeros(3),
+        {"a": jnp.zeros(2)},
+        jnp.zeros(5),
+        jnp.zeros(1),
+        PerClient(jnp.zeros((2, 7))),
+    )
+    up = Point(x=jnp.zeros(3), v=jnp.zeros(5)), jnp.zeros(1)
+    ledger.record("step", asked=2, replied=1, down=down, up=up, exchanges=1)
+    assert ledger.by_channel == {"x": 8 * (6 + 3), "y": 8 * 4, "v": 8 * (10 + 5),
+                                 "other": 8 * (2 + 14 + 1)}  # fmt: skip
+    assert sum(ledger.by_channel.values()) == ledger.total.bytes_down + ledger.total.bytes_up
+    ledger.record("step", 2, 1, down, up, coded=Octets(down=10.0, up=7.0))
+    assert ledger.by_channel["coded"] == 17
+    assert sum(ledger.by_channel.values()) == ledger.total.bytes_down + ledger.total.bytes_up

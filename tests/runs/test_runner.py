@@ -280,6 +280,7 @@ def test_a_run_without_usable_replies_ends_with_advice(rules, status, advice):
 def test_a_record_holds_counts_then_metrics():
     assert list(go(1).records[-1]) == [
         "round", "communication_rounds", "floats_down", "floats_up", "bytes_down", "bytes_up",
+        "bytes_x", "bytes_y", "bytes_v",
         "refused", "seconds", "cpu_seconds", "projected", "grad_norm_squared", "x_error", "y_error",
         "v_error",
     ]  # fmt: skip

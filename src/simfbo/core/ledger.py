@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.problem import PyTree
 
 
@@ -90,14 +91,17 @@ class Ledger:
     Attributes:
         total: exchanges, floats and bytes, added over all clients.
         by_step: the same, by the name of the client step.
+        by_channel: bytes both ways, by channel: x, y and v, "other" for what belongs to none of
+            them, and "coded" for coded messages, whose bytes are counted as a whole.
     """
 
     total: Traffic = field(default_factory=Traffic)
     by_step: dict[str, Traffic] = field(default_factory=dict)
+    by_channel: dict[str, int] = field(default_factory=dict)
 
     def copied(self) -> "Ledger":
         """Return a ledger that says the same, and goes on by itself."""
-        return Ledger(self.total, dict(self.by_step))
+        return Ledger(self.total, dict(self.by_step), dict(self.by_channel))
 
     def record(
         self,
@@ -120,10 +124,16 @@ class Ledger:
             exchanges: how many.
             coded: how many bytes they had; by default, that of their numbers.
         """
-        floats_down, bytes_down = _size(down, asked, exchanges)
-        floats_up, bytes_up = _size(up, replied, exchanges)
+        sizes_down, sizes_up = _sizes(down, asked, exchanges), _sizes(up, replied, exchanges)
+        floats_down, bytes_down = map(sum, zip((0, 0), *sizes_down, strict=True))
+        floats_up, bytes_up = map(sum, zip((0, 0), *sizes_up, strict=True))
         sent = Octets(bytes_down, bytes_up) if coded is None else coded
         whole = round(sent.down), round(sent.up), round(sent.estimated)
+        parts = zip([*payload_channels(down), *_message_channels(up)], [*sizes_down, *sizes_up],
+                    strict=True)  # fmt: skip
+        counted = [(name or "other", octets) for name, (_, octets) in parts]
+        for name, octets in counted if coded is None else [("coded", whole[0] + whole[1])]:
+            self.by_channel[name] = self.by_channel.get(name, 0) + octets
         exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
         self.total = self.total.plus(exchange)
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
@@ -139,12 +149,32 @@ def _width(dtype: Any) -> int:
     return jax.dtypes.canonicalize_dtype(dtype).itemsize
 
 
-def _size(message: PyTree, clients: int, exchanges: int) -> tuple[int, int]:
-    """Return how many numbers and bytes all clients together send or receive."""
-    numbers = octets = 0
+def _sizes(message: PyTree, clients: int, exchanges: int) -> list[tuple[int, int]]:
+    """Return how many numbers and bytes all clients together send or receive, leaf by leaf."""
+    sizes: list[tuple[int, int]] = []
     for part in jax.tree.leaves(message, is_leaf=is_per_client):
-        times = exchanges if is_per_client(part) else clients
-        for leaf in jax.tree.leaves(part):
-            numbers += times * leaf.size
-            octets += times * leaf.size * _width(leaf.dtype)
-    return numbers, octets
+        times, own = exchanges if is_per_client(part) else clients, jax.tree.leaves(part)
+        numbers = times * sum(leaf.size for leaf in own)
+        sizes.append((numbers, times * sum(leaf.size * _width(leaf.dtype) for leaf in own)))
+    return sizes
+
+
+def payload_parts(payload: PyTree) -> tuple[PyTree, ...]:
+    """Return the parts of a payload; the first three stand for x, y and v."""
+    if isinstance(payload, tuple) and not is_per_client(payload):
+        return payload
+    return ((), (), (), payload)
+
+
+def payload_channels(payload: PyTree) -> list[str | None]:
+    """Return the channel of each leaf of a payload; None for what differs by client."""
+    return [
+        CHANNELS[j] if j < len(CHANNELS) and not is_per_client(leaf) else None
+        for j, part in enumerate(payload_parts(payload))
+        for leaf in jax.tree.leaves(part, is_leaf=is_per_client)
+    ]
+
+
+def _message_channels(message: PyTree) -> list[str | None]:
+    """Return the channel of each leaf of a message."""
+    return [channel(path) for path, _ in jax.tree.leaves_with_path(message)]

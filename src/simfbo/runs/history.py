@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 FILE = "history.jsonl"
 # What records hold besides metrics.
+CHANNEL_BYTES = ("bytes_x", "bytes_y", "bytes_v", "bytes_other", "bytes_coded")
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
-               "bytes_up", "bytes_uncertainty", "refused", "seconds", "cpu_seconds",
+               "bytes_up", "bytes_uncertainty", *CHANNEL_BYTES, "refused", "seconds", "cpu_seconds",
                "projected")  # fmt: skip
 
 

@@ -200,7 +200,11 @@ class RunLog:
             "header": self.history.header,
             "round": at.round,
             "key": self._key(),
-            "ledger": {"total": list(at.ledger.total), "by_step": by_step},
+            "ledger": {
+                "total": list(at.ledger.total),
+                "by_step": by_step,
+                "by_channel": at.ledger.by_channel,
+            },
             "refused": at.refused,
             "seconds": at.seconds,
             "cpu_seconds": at.cpu_seconds,
@@ -229,8 +233,9 @@ class RunLog:
                     "The run was started with another jax_default_prng_impl: set it to that value."
                 )
             part = history(self._stored_history(), manifest)
-            total, by_step = manifest["ledger"]["total"], manifest["ledger"]["by_step"]
-            ledger = Ledger(Traffic(*total), {name: Traffic(*t) for name, t in by_step.items()})
+            sent = manifest["ledger"]
+            by_step = {name: Traffic(*t) for name, t in sent["by_step"].items()}
+            ledger = Ledger(Traffic(*sent["total"]), by_step, dict(sent.get("by_channel", {})))
             spent = manifest["seconds"], manifest["cpu_seconds"]
             arrays = checkpoint.restore(found.arrays, first.arrays)
             state, kept = (arrays, None) if first.client_memory is None else arrays

@@ -11,14 +11,16 @@ import jax
 import numpy as np
 
 from simfbo.core import trees
+from simfbo.core.aggregation import CHANNELS
 from simfbo.core.federation import Algorithm, Federation
+from simfbo.core.ledger import Ledger
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
 from simfbo.runs.beginnings import first_memory, require_arrays
 from simfbo.runs.endings import exploded, not_finite, starved
 from simfbo.runs.files import Json
-from simfbo.runs.history import History, versions
+from simfbo.runs.history import CHANNEL_BYTES, History, versions
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.pace import Pace
@@ -180,8 +182,7 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     Only iterations and evaluations are interrupted, never a save.
     """
     log = job.log
-    job.federation.ledger.total = at.ledger.total
-    job.federation.ledger.by_step = dict(at.ledger.by_step)
+    vars(job.federation.ledger).update(vars(at.ledger.copied()))
     _take_refusals(job, 0)  # those of an earlier run on the same federation
     _take_suspicions(job, 0)
     engine: Any = job.federation  # which observes, unless it is somebody's own
@@ -374,12 +375,19 @@ def _record(job: _Job, at: Progress) -> Json:
         "communication_rounds": total.rounds,
         **dict(zip(total._fields[1:5], total[1:5], strict=True)),
         **({"bytes_uncertainty": round(total.uncertainty, 6)} if total.estimated else {}),
+        **_by_channel(at.ledger),
         "refused": at.refused,
         "seconds": round(at.seconds, 6),
         "cpu_seconds": round(at.cpu_seconds, 6),
         **({"projected": int(at.state.projected)} if hasattr(at.state, "projected") else {}),
         **{name: float(value) for name, value in metrics.items()},
     }
+
+
+def _by_channel(ledger: Ledger) -> dict[str, int]:
+    """Return the bytes of x, y and v, and of what belongs to none of them where there is any."""
+    sent = dict.fromkeys(CHANNELS, 0) | ledger.by_channel
+    return {name: sent[key] for name in CHANNEL_BYTES if (key := name[6:]) in sent}
 
 
 def _clocks() -> tuple[float, float]:

@@ -27,7 +27,7 @@ from simfbo.core.codecs.codec import (
     varint,
 )
 from simfbo.core.keys import Purpose
-from simfbo.core.ledger import is_per_client
+from simfbo.core.ledger import is_per_client, payload_channels, payload_parts
 from simfbo.core.problem import Point, PyTree
 from simfbo.errors import UserError
 
@@ -159,7 +159,7 @@ def start_of(codecs: Codecs, payload: PyTree, start: Point[PyTree] | None) -> Py
             "federation.start = Point(x0, y0)."
         )
     found: list[Any] = []
-    for j, part in enumerate(_parts(payload)):
+    for j, part in enumerate(payload_parts(payload)):
         own = jax.tree.leaves(part, is_leaf=is_per_client)
         codec = codecs.down[j] if j < 2 and not any(map(is_per_client, own)) else None
         base = [] if codec is None or not codec.relative else jax.tree.leaves(start[j])
@@ -177,12 +177,7 @@ def _up(codecs: Codecs, message: PyTree) -> list[Codec | None]:
 def _down(codecs: Codecs, payload: PyTree) -> list[Codec | None]:
     """Return the codec of each leaf of a payload."""
     leaves = jax.tree.leaves(payload, is_leaf=is_per_client)
-    names = [
-        CHANNELS[j] if j < 3 and not is_per_client(leaf) else None
-        for j, part in enumerate(_parts(payload))
-        for leaf in jax.tree.leaves(part, is_leaf=is_per_client)
-    ]
-    return _each(names, codecs.down, leaves)
+    return _each(payload_channels(payload), codecs.down, leaves)
 
 
 def _each(
@@ -200,13 +195,6 @@ def _each(
             for j, one in zip(own, codec.each([leaves[j] for j in own]), strict=True):
                 found[j] = one
     return found
-
-
-def _parts(payload: PyTree) -> tuple[PyTree, ...]:
-    """Return the parts of a payload; the first three stand for x, y and v."""
-    if isinstance(payload, tuple) and not is_per_client(payload):
-        return payload
-    return ((), (), (), payload)
 
 
 def _coded(codecs: list[Codec | None], tree: PyTree, key: jax.Array) -> Coded:
