@@ -3,7 +3,7 @@
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from simfbo.runs.files import Json
@@ -62,6 +62,20 @@ def _parse(raw: bytes, checked: bool) -> Json | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "kind" in found else None
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested dictionaries with their dotted keys.
+
+    Example:
+        >>> dict(flattened({"task": {"name": "fair"}, "seed": 0}))
+        {'task.name': 'fair', 'seed': 0}
+    """
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def plain(values: Any) -> Any:

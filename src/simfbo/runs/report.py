@@ -6,7 +6,7 @@ Matplotlib and Jinja2 (`simfbo[plots]`) are needed to draw and to write pages, n
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from simfbo.core.exchange import Reason
 from simfbo.errors import UserError, require
 from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.runs.history import BOOKKEEPING, FILE, History
+from simfbo.runs.lines import flattened
 from simfbo.runs.palette import COLOURS
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def metrics(history: History) -> list[str]:
 
 def labels(histories: Sequence[History]) -> list[str]:
     """Return the names of runs in a figure: the algorithm, and the settings that differ."""
-    flat = [dict(_flatten(history.header)) for history in histories]
+    flat = [dict(flattened(history.header)) for history in histories]
     keys = {
         key: None
         for header in flat
@@ -277,15 +278,6 @@ def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
     """Return whether all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())
-
-
-def _flatten(tree: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dictionaries with their dotted keys."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _last(key: str) -> str:

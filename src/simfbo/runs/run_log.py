@@ -21,6 +21,7 @@ from simfbo.runs.history import FILE, History, Writer
 from simfbo.runs.inputs import require_same
 from simfbo.runs.lines import plain
 from simfbo.runs.repair import Repaired, repair
+from simfbo.runs.trackers import Tracking
 
 
 class Progress(NamedTuple):
@@ -65,16 +66,19 @@ class RunLog:
     before the checkpoint is. Resuming cuts off what was written later; it is written again.
     """
 
-    def __init__(self, directory: Path | None, header: Json, every: float) -> None:
-        """Take a folder, the history's header and the seconds between checkpoints."""
+    def __init__(
+        self, directory: Path | None, header: Json, every: float, tracking: Tracking
+    ) -> None:
+        """Take a folder, the history's header, the seconds between checkpoints, and trackers."""
         self.history = History(plain(header))
-        self._directory, self._every = directory, every
+        self._directory, self._every, self._tracking = directory, every, tracking
         self._writer: Writer | None = None
         self._saved_at, self.saved_round = time.monotonic(), -1
 
     def start(self, first: Progress) -> Progress:
         """Start a new history; return the progress to start from."""
         self._writer = Writer(self._directory)
+        self._tracking.begin_run(self.history.header)
         return self._write_header(first)
 
     def _write_header(self, first: Progress) -> Progress:
@@ -87,6 +91,11 @@ class RunLog:
         Args:
             first: the start of the run.
         """
+        progress = self._resume(first)
+        self._tracking.begin_run(self.history.header, self.history.records)
+        return progress
+
+    def _resume(self, first: Progress) -> Progress:
         if self._directory is None:
             raise UserError("resume=True needs the run's folder: pass directory=...")
         self._writer = Writer(self._directory, resume=True)
@@ -156,6 +165,8 @@ class RunLog:
         """Append lines of one kind; return the new size of the history in bytes."""
         self.history.lines[kind] += map(dict, lines)
         self._open.write(kind, *lines)
+        for line in lines if kind == "record" else ():
+            self._tracking.record(line)
         return self._open.position
 
     def save_when_due(self, progress: Progress) -> None:
@@ -170,6 +181,7 @@ class RunLog:
         self._open.sync()
         manifest = self._manifest(progress)
         checkpoint.save(self._directory, progress.round, progress.arrays, manifest)
+        self._tracking.save()
         self._saved_at, self.saved_round = time.monotonic(), progress.round
 
     def end(self, end: Json, verdict: Json | None = None) -> History:
@@ -181,6 +193,7 @@ class RunLog:
             end = {**end, "warnings": len(self.history.warnings)}
         self.history.end = end
         self._open.write("end", end)
+        self._tracking.finish(end["status"])
         return self.history
 
     def close(self) -> None:

@@ -11,20 +11,21 @@ import jax
 import numpy as np
 
 from simfbo.core import trees
-from simfbo.core.aggregation import CHANNELS
 from simfbo.core.federation import Algorithm, Federation
-from simfbo.core.ledger import Ledger
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, TooFewReplies, UserError
 from simfbo.runs.beginnings import first_memory, require_arrays
 from simfbo.runs.endings import exploded, not_finite, starved
 from simfbo.runs.files import Json
-from simfbo.runs.history import CHANNEL_BYTES, History, versions
+from simfbo.runs.history import History, versions
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.pace import Pace
+from simfbo.runs.progress import shown
+from simfbo.runs.records import record_of
 from simfbo.runs.run_log import Progress, RunLog
+from simfbo.runs.trackers import Track, Tracking
 from simfbo.runs.verdict import Residuals, verdict
 
 Evaluate = Callable[[PyTree], dict[str, float]]
@@ -49,6 +50,8 @@ def run(
     on_round: OnRound | None = None,
     on_progress: OnRound | None = None,
     until: Until | None = None,
+    track: Track | Tracking | None = None,
+    progress: bool = False,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
     explosion: float = 1e6,
@@ -86,6 +89,10 @@ def run(
         on_progress: the same, but called only after every block of iterations, with the last one.
         until: (records so far) -> whether to end the run now, as finished; called after every
             evaluation.
+        track: where records go besides the history, such as "mlflow", "tensorboard:FOLDER" or a
+            list of these (`simfbo.trackers`). A resumed run goes on in the same place, and a
+            tracker that fails is dropped with a warning.
+        progress: show a bar with the time left and the metrics, in a terminal or notebook.
         resume: continue the run in `directory`, if there is one.
         checkpoint_seconds: the time between checkpoints.
         explosion: the run has diverged when the norm of x, y or v after t rounds exceeds this many
@@ -133,29 +140,36 @@ def run(
     engine: Any = federation
     if getattr(federation, "codecs", None) is not None:
         engine.start = Point(*trees.on_device((x0, y0)))
-    log = RunLog(folder, header, checkpoint_seconds)
+    own = not isinstance(track, Tracking)
+    tracking = Tracking(track, folder) if own else track
+    log = RunLog(folder, header, checkpoint_seconds, tracking)
     kept = first_memory(algorithm, federation, x0, y0)
     first = Progress(-1, first_state, federation.ledger.copied(), client_memory=kept)
     residuals = Residuals(algorithm, federation, rounds)
-    callbacks = _Callbacks(on_round, on_progress, until)
-    job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals, explosion)
-    with held_back() as interrupts, contextlib.closing(log):
+    with contextlib.ExitStack() as stack:
+        if own:
+            stack.enter_context(tracking)
+        display = stack.enter_context(shown(progress, algorithm.name, rounds, about))
+        callbacks = _Callbacks(tuple(filter(None, (on_round, on_progress, display))), until)
+        pace = Pace(algorithm, federation, seed, rounds, every, one_by_one=on_round is not None)
+        job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals,
+                   explosion)  # fmt: skip
+        interrupts = stack.enter_context(held_back())
+        stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)
-        return _iterate(job, begun, seed, interrupts)
+        return _iterate(job, begun, pace, interrupts)
 
 
 class _Callbacks(NamedTuple):
     """What is called during a run; see `run`."""
 
-    on_round: OnRound | None
-    on_progress: OnRound | None
+    on_progress: tuple[OnRound, ...]
     until: Until | None
 
     def call(self, t: int, record: Json | None) -> None:
         """Say how far a run is."""
-        for one in (self.on_round, self.on_progress):
-            if one is not None:
-                one(t, record)
+        for one in self.on_progress:
+            one(t, record)
 
 
 class _Job(NamedTuple):
@@ -176,7 +190,7 @@ class _Diverged(Exception):
     """A variable or metric diverged; carries the progress and the end of the history."""
 
 
-def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> History:
+def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> History:
     """Run the remaining iterations; return the history.
 
     Only iterations and evaluations are interrupted, never a save.
@@ -187,8 +201,6 @@ def _iterate(job: _Job, at: Progress, seed: int, interrupts: Interrupts) -> Hist
     _take_suspicions(job, 0)
     engine: Any = job.federation  # which observes, unless it is somebody's own
     engine.observed, engine.client_memory = at.observed, at.client_memory
-    one_by_one = job.callbacks.on_round is not None
-    pace = Pace(job.algorithm, job.federation, seed, job.rounds, job.every, one_by_one)
     over = False
     try:
         while at.round < job.rounds and not over:
@@ -368,26 +380,7 @@ def _last_record(job: _Job, at: Progress) -> list[Json]:
 
 def _record(job: _Job, at: Progress) -> Json:
     """Evaluate a state; return its line of the history."""
-    total = at.ledger.total
-    metrics = job.evaluate(at.state) if job.evaluate else {}
-    return {
-        "round": at.round,
-        "communication_rounds": total.rounds,
-        **dict(zip(total._fields[1:5], total[1:5], strict=True)),
-        **({"bytes_uncertainty": round(total.uncertainty, 6)} if total.estimated else {}),
-        **_by_channel(at.ledger),
-        "refused": at.refused,
-        "seconds": round(at.seconds, 6),
-        "cpu_seconds": round(at.cpu_seconds, 6),
-        **({"projected": int(at.state.projected)} if hasattr(at.state, "projected") else {}),
-        **{name: float(value) for name, value in metrics.items()},
-    }
-
-
-def _by_channel(ledger: Ledger) -> dict[str, int]:
-    """Return the bytes of x, y and v, and of what belongs to none of them where there is any."""
-    sent = dict.fromkeys(CHANNELS, 0) | ledger.by_channel
-    return {name: sent[key] for name in CHANNEL_BYTES if (key := name[6:]) in sent}
+    return record_of(at, job.evaluate(at.state) if job.evaluate else {})
 
 
 def _clocks() -> tuple[float, float]:

@@ -1,0 +1,21 @@
+"""Trackers: TensorBoard, MLflow, Weights & Biases, CSV, and your own, fed by `run(track=...)`."""
+
+from simfbo.runs.trackers._csv import CSV
+from simfbo.runs.trackers._mlflow import MLflow
+from simfbo.runs.trackers._tensorboard import TensorBoard
+from simfbo.runs.trackers._tracker import Tracked, TrackedRun, Tracker
+from simfbo.runs.trackers._tracking import Track, Tracking, tracker
+from simfbo.runs.trackers._wandb import WandB
+
+__all__ = [
+    "CSV",
+    "MLflow",
+    "TensorBoard",
+    "Track",
+    "Tracked",
+    "TrackedRun",
+    "Tracker",
+    "Tracking",
+    "WandB",
+    "tracker",
+]

@@ -1,0 +1,95 @@
+"""TensorBoard: event files, with settings under HPARAMS and figures under IMAGES."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simfbo.errors import require
+from simfbo.runs.files import as_folder_name
+from simfbo.runs.trackers._tracker import TrackedRun, require_installed
+
+_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """One folder of event files per run.
+
+    `tensorboard --logdir FOLDER` shows all runs below a folder, by the names of their own.
+
+    Attributes:
+        folder: for folders named after the runs; by default each run's own folder, or
+            runs/tensorboard for runs without one.
+    """
+
+    folder: str | None = None
+    name = "tensorboard"
+
+    def __post_init__(self) -> None:
+        """Refuse to track with a package that is not there, before a run begins."""
+        require_installed("tensorboardX", "tensorboard")
+
+    def begin(self, run: TrackedRun) -> "_Events":
+        """Open a writer, in the folder of an earlier start if there was one."""
+        folder = self._folder(run) if run.id is None else Path(run.id)
+        return _Events(require("tensorboardX", "tensorboard"), folder, run)
+
+    def _folder(self, run: TrackedRun) -> Path:
+        if self.folder is None and run.directory is not None:
+            return run.directory / _FOLDER
+        folder = Path("runs", _FOLDER) if self.folder is None else Path(self.folder)
+        return folder.joinpath(*map(as_folder_name, filter(None, (run.study, run.name))))
+
+
+class _Events:
+    """The event files of one run."""
+
+    def __init__(self, package: Any, folder: Path, run: TrackedRun) -> None:
+        self.id = str(folder)
+        purge = run.last + 1 if run.last >= 0 else None
+        self._writer = package.SummaryWriter(str(folder), purge_step=purge)
+        self._summaries, self._config, self._seen = package.summary, run.config, False
+        text = "".join(f"    {key}: {value}\n" for key, value in {**run.tags, **run.config}.items())
+        self._writer.add_text("settings", text)
+
+    def record(self, round: int, values: Mapping[str, float]) -> None:
+        """Write scalars; the first time also the settings, as hyperparameters of these metrics."""
+        if not self._seen:
+            self._seen = True
+            self._describe(values)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+        self._writer.flush()
+
+    def _describe(self, values: Mapping[str, float]) -> None:
+        """Write the settings as hyperparameters."""
+        known = {key: _plain(value) for key, value in self._config.items()}
+        for summary in self._summaries.hparams(known, dict(values)):
+            self._writer.file_writer.add_summary(summary)
+
+    def artefact(self, file: Path) -> None:
+        """Show a picture or a text; other files stay where they are."""
+        if file.suffix == ".png":
+            from matplotlib.image import imread
+
+            picture = imread(file)[..., :3]
+            self._writer.add_image(file.stem, picture, dataformats="HWC")
+        elif file.suffix in (".md", ".txt", ".toml"):
+            self._writer.add_text(file.name, file.read_text())
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        """Close the files."""
+        self._writer.add_text("status", status)
+        self._writer.close()
+
+
+def _plain(value: object) -> bool | float | str:
+    """Return a setting as TensorBoard takes it."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return str(value)

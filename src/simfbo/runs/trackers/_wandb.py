@@ -1,0 +1,75 @@
+"""Weights & Biases: a run per run, grouped by study."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simfbo.errors import require
+from simfbo.runs.trackers._tracker import TrackedRun, require_installed
+
+
+@dataclass(frozen=True)
+class WandB:
+    """A project of Weights & Biases.
+
+    Attributes:
+        project: its name.
+        mode: online, offline or disabled; by default WANDB_MODE, or else online where an API key is
+            in WANDB_API_KEY and offline elsewhere. `wandb sync` uploads offline runs.
+    """
+
+    project: str = "simfbo"
+    mode: str | None = None
+    name = "wandb"
+
+    def __post_init__(self) -> None:
+        """Refuse to track with a package that is not there, before a run begins."""
+        require_installed("wandb", "wandb")
+
+    def begin(self, run: TrackedRun) -> "_Run":
+        """Start a run, or one with the identifier of an earlier start, to which it is added."""
+        package = require("wandb", "wandb")
+        number = run.id or secrets.token_hex(8)
+        found = package.init(
+            project=self.project,
+            mode=self.mode or _mode(),
+            id=number,
+            resume="allow",
+            name=run.name,
+            group=run.study,
+            dir=None if run.directory is None else str(run.directory),
+            config=dict(run.config),
+            tags=[f"{key}:{value}"[:64] for key, value in run.tags.items()],
+            reinit="create_new",
+            settings=package.Settings(silent=True, console="off"),
+        )
+        return _Run(found, number)
+
+
+def _mode() -> str:
+    default = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+    return os.environ.get("WANDB_MODE") or default
+
+
+class _Run:
+    """A run of Weights & Biases."""
+
+    def __init__(self, run: Any, number: str) -> None:
+        self.id = number
+        self._run = run
+
+    def record(self, round: int, values: Mapping[str, float]) -> None:
+        """Log one step."""
+        self._run.log(dict(values), step=round)
+
+    def artefact(self, file: Path) -> None:
+        """Save a copy of a file with the run."""
+        self._run.save(str(file), base_path=str(file.parent), policy="now")
+
+    def end(self, status: str) -> None:
+        """End the run; anything but finished is shown as failed."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=0 if status == "finished" else 1)
