@@ -189,9 +189,10 @@ def test_clients_that_stand_out_are_named_live_and_in_the_end(simfbo, monkeypatc
 
 
 def test_a_run_on_flower_shows_warnings_as_they_come(capsys):
-    from simfbo.cli.flower import _print_end, _RunBar
+    from simfbo.cli._flower_lines import RunBar
+    from simfbo.cli.flower import _print_end
 
-    with _RunBar() as bar:
+    with RunBar() as bar:
         bar.show({"kind": "warning", "round": 8, "text": "clients 3, 8 send [97 %] of the norm"})
     _print_end(Path("here"), {"status": "finished", "warnings": 2})
     out = capsys.readouterr().out

@@ -373,7 +373,7 @@ def test_client_runs_in_the_folder_and_its_failures_are_named(
     def slow(*_: object, **options: float) -> None:
         raise subprocess.TimeoutExpired("npm", options["timeout"])
 
-    monkeypatch.setattr(subprocess, "run", slow)
+    monkeypatch.setattr(subprocess, "call", slow)
     with pytest.raises(clients.FetchError, match=r"^npm took longer than 5 s$"):
         clients.run_client("npm", [sys.executable], tmp_path, 5)
 

@@ -28,6 +28,7 @@ SHORTCUTS = {
     "engine": "engine",
     "steps": "steps",
     "codecs": "codecs.preset",
+    "track": "track",
 }
 
 
@@ -162,6 +163,20 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
                         help="folder of the data sets (or SIMFBO_DATA_DIR)")  # fmt: skip
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true",
+                        help="print the result as JSON; everything else goes to standard error"
+                        )  # fmt: skip
+
+
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """Add `--track`."""
+    parser.add_argument("--track", action="append", metavar="TRACKER",
+                        help="also log to csv, tensorboard, mlflow or wandb, as in mlflow or "
+                        "tensorboard:FOLDER; repeatable")  # fmt: skip
+
+
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add `--resume`."""
     parser.add_argument("--resume", type=Path, metavar="DIR",
@@ -175,6 +190,7 @@ def add_many_runs(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=whole, metavar="J", help="parallel runs (default: one per two cores)")
     add("--output", type=Path, metavar="DIR", help="folder for the runs")
     add("--quiet", action="store_true", help="show no progress")
+    add_track(parser)
     add_resume(parser)
 
 
@@ -199,7 +215,7 @@ def configuration(options: argparse.Namespace) -> RunConfig:
 
 # What may accompany --resume: it does not change the result.
 _HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds",
-             "no_baselines", "device")  # fmt: skip
+             "no_baselines", "device", "track", "json")  # fmt: skip
 
 
 def require_alone(options: argparse.Namespace, add_arguments: Any) -> None:

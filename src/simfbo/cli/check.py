@@ -2,8 +2,14 @@
 
 import argparse
 import contextlib
+from typing import TYPE_CHECKING
 
-from simfbo.cli.console import OUT
+from simfbo.cli.arguments import add_json
+from simfbo.cli.console import OUT, print_json, progress_bar
+from simfbo.runs.files import Json
+
+if TYPE_CHECKING:
+    from simfbo.checks import Factory, Law
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,31 +19,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "called with (problem, local, server) or (problem, steps)")  # fmt: skip
     add("--single-loop", action="store_true",
         help="also the laws of SimFBO's family (SOBA, eta, sampling, drift)")  # fmt: skip
+    add_json(parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
-    return check(options.factory, options.single_loop)
+    return check(options.factory, options.single_loop, options.json)
 
 
-def check(name: str, single_loop: bool) -> int:
+def check(name: str, single_loop: bool, as_json: bool) -> int:
     """Try the laws on a method; return 1 if one is broken."""
     from simfbo import checks
     from simfbo.config.build import law_factory
 
-    factory, broken = law_factory(name), 0
+    factory, found = law_factory(name), []
     laws = checks.LAWS + (checks.SINGLE_LOOP_LAWS if single_loop else ())
     with contextlib.suppress(Exception):  # a factory that fails does so below, with its law
         laws += checks.MEMORY_LAWS if checks.remembers(factory) else ()
-    for law in laws:
-        try:
-            finding = checks.examine(factory, law)
-        except Exception as error:
-            broken += 1
-            OUT.print(f"FAILED  {law.name}: {type(error).__name__}: {error}", markup=False)
-            continue
-        broken += not finding.passed
-        verdict = "ok    " if finding.passed else "BROKEN"
-        OUT.print(f"{verdict}  {checks.describe(finding)}", markup=False)
+    with progress_bar(quiet=not OUT.is_terminal) as progress:
+        for law in progress.track(laws, description="laws"):
+            found.append(_examined(factory, law))
+            verdict = found[-1]["verdict"]
+            shown = verdict if verdict == "ok" else verdict.upper()
+            OUT.print(f"{shown:6}  {found[-1]['text']}", markup=False)
+    broken = sum(one["verdict"] != "ok" for one in found)
     OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are violated as declared.")
+    if as_json:
+        print_json({"algorithm": name, "passed": not broken, "laws": found})
     return 1 if broken else 0
+
+
+def _examined(factory: "Factory", law: "Law") -> Json:
+    """Try one law; return what was found."""
+    from simfbo import checks
+
+    try:
+        finding = checks.examine(factory, law)
+    except Exception as error:
+        text = f"{law.name}: {type(error).__name__}: {error}"
+        return {"law": law.name, "verdict": "failed", "text": text}
+    return {
+        "law": law.name,
+        "verdict": "ok" if finding.passed else "broken",
+        "measured": finding.measured,
+        "limit": law.limit,
+        "declared_violation": finding.violation,
+        "text": checks.describe(finding),
+    }

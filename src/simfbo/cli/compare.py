@@ -3,19 +3,30 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, new_folder, print_table, progress_bar, resumable, workers
+from simfbo.cli.console import (
+    OUT,
+    new_folder,
+    print_json,
+    print_table,
+    progress_bar,
+    resumable,
+    workers,
+)
 from simfbo.config.catalogue import METHODS
 from simfbo.config.files import read
 from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
+from simfbo.runs.trackers.tracking import Tracking, used_before
 
 if TYPE_CHECKING:
     from simfbo.runs.history import History
     from simfbo.studies.sweep import Job
+
+_ARTEFACTS = ("table.md", "figure.png", "figure.svg", "report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", metavar="S", help="such as 0..2 or 0,5,7 (default: the file's, or 0..2)")
     add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
     add("--metric", help="what to compare (default: the task's own)")
+    arguments.add_json(parser)
     arguments.add_many_runs(parser)
 
 
@@ -36,13 +48,15 @@ def call(options: argparse.Namespace) -> int:
         "jobs": options.jobs,
         "quiet": options.quiet,
         "data_dir": options.data_dir,
+        "as_json": options.json,
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, **how)
+        return resume(options.resume, options.track or used_before(options.resume), **how)
     methods, seeds = plan(options)
     targets = arguments.numbers(options.targets, "--targets") if options.targets else []
-    return compare(methods, seeds, targets, options.metric, options.output, **how)
+    track = next(iter(methods.values())).track
+    return compare(methods, seeds, targets, options.metric, options.output, track=track, **how)
 
 
 def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int]]:
@@ -71,6 +85,8 @@ def compare(
     jobs: int | None,
     quiet: bool,
     data_dir: Path | None,
+    as_json: bool,
+    track: Sequence[str],
 ) -> int:
     """Run all methods with all seeds; write and print table and figures."""
     from simfbo.studies import comparison, folder
@@ -79,17 +95,42 @@ def compare(
     directory = output or new_folder("compare", next(iter(methods.values())))
     runs = comparison.jobs(methods, seeds, directory)
     refuse_other_settings(runs)
-    with resumable(directory / folder.STUDY, "compare"):
+    with resumable(directory / folder.STUDY, "compare"), Tracking(track, directory) as tracking:
         folder.save_comparison(directory, methods, seeds, targets, metric)
+        settings = {"methods": ", ".join(methods), "seeds": ", ".join(map(str, seeds))}
+        tracking.begin(directory.resolve().name, settings, {"study": "compare"})
         OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
-        histories = _swept(runs, workers(jobs), data_dir, quiet)
+        histories = _swept(runs, workers(jobs), data_dir, quiet, tracking)
         groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
-        _show(groups, methods, targets, metric, directory)
+        rows = _show(groups, methods, targets, metric, directory)
+        tracking.artefact(*(directory / name for name in _ARTEFACTS))
+        tracking.finish("finished")
+        if as_json:
+            print_json(_result(groups, rows, directory))
     return 0
 
 
+def _result(
+    groups: "Mapping[str, list[History]]", rows: Sequence[Mapping[str, str]], directory: Path
+) -> Json:
+    """Return the outcome of a comparison for programs."""
+    return {
+        "directory": directory,
+        "table": list(rows),
+        "runs": [
+            {"method": name, "seed": one.header["seed"], **(one.end or {}), "last": one.records[-1]}
+            for name, group in groups.items()
+            for one in group
+        ],
+    }
+
+
 def _swept(
-    runs: "Sequence[Job]", side_by_side: int, data_dir: Path | None, quiet: bool
+    runs: "Sequence[Job]",
+    side_by_side: int,
+    data_dir: Path | None,
+    quiet: bool,
+    tracking: Tracking,
 ) -> "list[History]":
     """Run all of them, with a progress bar."""
     from simfbo.studies.sweep import sweep
@@ -100,7 +141,7 @@ def _swept(
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        return sweep(runs, side_by_side, data_dir, show)
+        return sweep(runs, side_by_side, data_dir, show, tracking)
 
 
 def _show(
@@ -109,8 +150,8 @@ def _show(
     targets: Sequence[float],
     metric: str | None,
     directory: Path,
-) -> None:
-    """Write and print table and figures."""
+) -> list[dict[str, str]]:
+    """Write and print table and figures; return the table."""
     from simfbo.runs.report import metrics
     from simfbo.studies import figures, tables
 
@@ -128,13 +169,14 @@ def _show(
                 where = f"{name}, seed {history.header['seed']}, round {line['round']}"
                 OUT.print(f"{where}: {line['text']}", markup=False)
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
+    return rows
 
 
-def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+def resume(directory: Path, track: Sequence[str], **how: Any) -> int:
     """Continue a comparison."""
     from simfbo.studies import folder
 
     begun = folder.load(directory, "compare")
     methods = {name: checked(tree, {}) for name, tree in begun["methods"].items()}
     return compare(methods, begun["seeds"], begun["targets"], begun["metric"], directory,
-                   jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip
+                   track=track, **how)  # fmt: skip

@@ -2,19 +2,45 @@
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from simfbo.config.run import RunConfig
 from simfbo.errors import UserError
-from simfbo.runs.files import as_folder_name
+from simfbo.runs.files import Json, as_folder_name
+from simfbo.runs.lines import plain
 
 OUT = Console(highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def json_only() -> Generator[None]:
+    """Leave standard output to `print_json` within the block; all else goes to standard error."""
+    OUT.stderr = True
+    try:
+        yield
+    finally:
+        OUT.stderr = False
+
+
+def print_json(value: Json | list[Json]) -> None:
+    """Print a result for programs: strict JSON, with null for numbers that are not finite."""
+    print(json.dumps(plain(value), indent=1, default=str))
 
 
 def progress_bar(quiet: bool = False) -> Progress:
@@ -22,6 +48,34 @@ def progress_bar(quiet: bool = False) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
     return Progress(*columns, console=OUT, transient=True, disable=quiet)
+
+
+@contextlib.contextmanager
+def fetching(quiet: bool = False) -> Generator[None]:
+    """Show how far a data set is fetched, if one is within the block."""
+    from simfbo.datasets.package_clients import watching
+
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(),
+               TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
+               TextColumn("left"))  # fmt: skip
+    progress = Progress(*columns, console=OUT, transient=True)
+    bars: dict[str, TaskID] = {}
+
+    def show(package: str, arrived: int, size: int) -> None:
+        if package not in bars:
+            bars[package] = progress.add_task(package, total=size or None)
+            if OUT.is_terminal:
+                progress.start()
+            else:
+                OUT.print(f"fetching {package}", markup=False)
+        progress.update(bars[package], completed=min(arrived, size or arrived))
+
+    with watching(None if quiet else show):
+        try:
+            yield
+        finally:
+            if progress.live.is_started:
+                progress.stop()
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:

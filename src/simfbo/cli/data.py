@@ -2,51 +2,76 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT
+from simfbo.cli.console import OUT, fetching, print_json
+from simfbo.runs.files import Json
+
+if TYPE_CHECKING:
+    from simfbo.datasets import ImageData, TableData
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `data`."""
     parser.add_argument("name", nargs="?", help="data set to fetch")
     arguments.add_data_dir(parser)
+    arguments.add_json(parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
     if options.name is None:
-        return show_all(options.data_dir)
-    return fetch(options.name, options.data_dir)
+        return show_all(options.data_dir, options.json)
+    return fetch(options.name, options.data_dir, options.json)
 
 
-def fetch(name: str, data_dir: Path | None) -> int:
+def fetch(name: str, data_dir: Path | None, as_json: bool) -> int:
     """Fetch a data set and print its size."""
     from simfbo import datasets
 
-    if name in datasets.TABLES:
-        table = datasets.load_table(name, data_dir)
-        rows, columns = table.features.shape
-        held = "no clients" if table.clients is None else f"{table.clients.max() + 1} clients"
-        OUT.print(f"{name}: {rows:,} rows of {columns} features, {held}.")
-        return 0
-    images = datasets.load(name, data_dir)
-    train_shape, test_count = images.train_images.shape, len(images.test_labels)
-    size = " x ".join(map(str, train_shape[1:]))
-    OUT.print(f"{name}: {train_shape[0]:,} training and {test_count:,} test images of {size}.")
+    with fetching():
+        if name in datasets.TABLES:
+            found = _table(datasets.load_table(name, data_dir))
+        else:
+            found = _images(datasets.load(name, data_dir))
+    if as_json:
+        print_json({"name": name, **found})
+    OUT.print(f"{name}: {found.pop('text')}.")
     return 0
 
 
-def show_all(data_dir: Path | None) -> int:
+def _table(table: "TableData") -> Json:
+    """Return what a table holds."""
+    rows, columns = table.features.shape
+    clients = None if table.clients is None else int(table.clients.max()) + 1
+    held = "no clients" if clients is None else f"{clients} clients"
+    return {"rows": rows, "features": columns, "clients": clients,
+            "text": f"{rows:,} rows of {columns} features, {held}"}  # fmt: skip
+
+
+def _images(images: "ImageData") -> Json:
+    """Return what a set of images holds."""
+    count, *shape = images.train_images.shape
+    tests, size = len(images.test_labels), " x ".join(map(str, shape))
+    return {"training_images": count, "test_images": tests, "shape": shape,
+            "text": f"{count:,} training and {tests:,} test images of {size}"}  # fmt: skip
+
+
+def show_all(data_dir: Path | None, as_json: bool) -> int:
     """Print which data sets there are, and where."""
     from simfbo import datasets
 
+    rows = datasets.status(data_dir)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return 0
     table = Table()
     for column in ("data set", "here", "where", "licence", "source"):
         table.add_column(column)
-    for row in datasets.status(data_dir):
+    for row in rows:
         ready = "yes" if row.ready else f"no: simfbo data {row.name}"
         table.add_row(row.name, ready, str(row.where), row.licence, row.package)
     OUT.print(table)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from simfbo.cli.arguments import whole
-from simfbo.cli.console import OUT, interrupted
+from simfbo.cli._flower_lines import Lines, RunBar
+from simfbo.cli.arguments import add_json, add_track, whole
+from simfbo.cli.console import OUT, interrupted, print_json, progress_bar
 from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.runs.files import Json
-from simfbo.runs.history import BOOKKEEPING
+from simfbo.runs.trackers.tracking import Tracking, used_before
 
 EPILOG = """examples:
   simfbo flower up --nodes 3                     a federation on this machine
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="the operator; add creates a key, or takes a public one")  # fmt: skip
     digest = _command(commands, "digest", "print the digest of an app, for --only-apps", _digest)
     digest.add_argument("app", type=Path, help="folder of the app")
-    _command(commands, "status", "show processes, nodes, runs and open ports", _status)
+    add_json(_command(commands, "status", "show processes, nodes, runs and open ports", _status))
     _command(commands, "down", "stop all processes", _down)
 
 
@@ -105,6 +105,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--resume", type=Path, metavar="DIR", help="resume the run in this folder")
     add("--retries", type=_count, default=3, metavar="N",
         help="how often to resume if the server's process dies (default 3)")  # fmt: skip
+    add_track(parser)
 
 
 def _certs(options: argparse.Namespace) -> int:
@@ -137,8 +138,13 @@ def _renew(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     """Start processes."""
     control, setup = _ops("control"), _setup(options)
-    with OUT.status("Starting ...") as spinner:
-        control.up(options.folder, setup, options.host, spinner.update)
+    with progress_bar(quiet=not OUT.is_terminal) as progress:
+        bar = progress.add_task("", total=len(setup.nodes) + setup.link)
+
+        def show(done: int, waiting_for: str) -> None:
+            progress.update(bar, completed=done, description=f"Starting {waiting_for}")
+
+        control.up(options.folder, setup, options.host, show)
     where = f"SuperLink at {setup.address}" if setup.link else f"joined {setup.address}"
     security = "without TLS" if setup.insecure else "with TLS and node keys"
     nodes = f"{len(setup.nodes)} node{'' if len(setup.nodes) == 1 else 's'} here"
@@ -199,6 +205,9 @@ def _down(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     """Show processes, nodes and runs."""
     found = _ops("control").status(options.folder)
+    if options.json:
+        print_json({"up": found is not None, **({} if found is None else found._asdict())})
+        return 0 if found else 1
     if found is None:
         OUT.print(f"Down: nothing is running in {options.folder.resolve()}.")
         return 1
@@ -224,9 +233,13 @@ def _run(options: argparse.Namespace) -> int:
         OUT.print(f"The run in {run.folder} is already finished.")
         return 0
     _warn(options.folder)
+    track = options.track or used_before(run.folder)
     try:
-        with _RunBar() as bar:
-            end = follow.train(run, options.retries, bar.show, OUT.print)
+        with Tracking(track, run.folder) as tracking, RunBar() as bar:
+            lines = Lines(run.folder, tracking, bar)
+            end = follow.train(run, options.retries, lines.show, OUT.print)
+            tracking.artefact(run.history)
+            tracking.finish((end or {"status": "failed"})["status"])
     except KeyboardInterrupt:
         raise interrupted(run.folder, f"flower run {options.app}") from None
     return _print_end(run.folder, end)
@@ -242,43 +255,6 @@ def _print_end(folder: Path, end: Json | None) -> int:
     how = "was cut off" if end is None else f"ended as {end['status']}: {end.get('reason', '')}"
     OUT.print(f"The run {how.rstrip('.: ')}. Resume it with --resume {folder}.")
     return 1
-
-
-class _RunBar:
-    """A progress bar with the latest metrics, and a line for every excluded client."""
-
-    def __init__(self) -> None:
-        self._hidden = {*BOOKKEEPING, "kind"}
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._bar = Progress(*columns, TimeElapsedColumn(), console=OUT)
-        self._task = self._bar.add_task("waiting for the nodes", total=None)
-
-    def __enter__(self) -> "_RunBar":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def show(self, line: Json) -> None:
-        """Show a line of the history, or which app was started."""
-        if line["kind"] == "app":
-            self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
-        elif line["kind"] == "header":
-            self._bar.update(self._task, total=line["rounds"])
-        elif line["kind"] == "record":
-            metrics = {name: value for name, value in line.items() if name not in self._hidden}
-            shown = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if _is_number(v))
-            self._bar.update(self._task, completed=line["round"], description=shown or "training")
-        elif line["kind"] == "refusal":
-            text = f"round {line['round']}: client {line['client']} {line['text']}"
-            self._bar.console.print(text, markup=False)
-        elif line["kind"] == "warning":
-            self._bar.console.print(f"round {line['round']}: {line['text']}", markup=False)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _print_listening(rows: Sequence[Json]) -> None:

@@ -76,6 +76,11 @@ def _call(words: Sequence[str]) -> int:
     try:
         parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
         options = parser.parse_args(words)
+        if getattr(options, "json", False):
+            from simfbo.cli.console import json_only
+
+            with json_only():
+                return options.command(options)
         if hasattr(options, "command"):
             return options.command(options)
         parser.print_help()

@@ -3,13 +3,14 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
 from simfbo.cli.console import OUT, print_table, progress_bar, resumable, workers
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import NAMES, Experiment, Part, chosen, load
 from simfbo.runs.files import Json
+from simfbo.runs.trackers.tracking import Tracking, used_before
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,13 +42,14 @@ def call(options: argparse.Namespace) -> int:
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, **how)
+        return resume(options.resume, options.track or used_before(options.resume), **how)
     if options.list:
         return show_list()
     if options.name is None:
         raise UserError("Name an experiment, or all. simfbo reproduce --list lists them.")
     form = {"quick": options.quick, "tune": options.tune}
-    return reproduce(chosen(options.name), options.output, **form, **how)
+    track = options.track or []
+    return reproduce(chosen(options.name), options.output, track=track, **form, **how)
 
 
 def show_list() -> int:
@@ -71,6 +73,7 @@ def reproduce(
     jobs: int | None,
     quiet: bool,
     data_dir: Path | None,
+    track: Sequence[str],
 ) -> int:
     """Run experiments; write and print their tables and figures."""
     from simfbo.engines.compile_cache import keep_compilations
@@ -79,14 +82,15 @@ def reproduce(
     from simfbo.studies import folder as study
 
     keep_compilations()
-    resources = Resources(workers(jobs), data_dir, tune)
     folder = output or Path("runs", "reproduce-quick" if quick else "reproduce")
     experiments = [load(name, quick) for name in names]
     wanted = _wanted(names, folder, quick, tune)
     for experiment in experiments if not tune else ():
         _refuse_other_results(experiment, folder / experiment.name)
-    with resumable(folder / study.STUDY, "reproduce"):
+    with resumable(folder / study.STUDY, "reproduce"), Tracking(track, folder) as tracking:
         study.save(folder, "reproduce", wanted)
+        resources = Resources(workers(jobs), data_dir, tune, tracking=tracking)
+        tracking.begin(folder.resolve().name, wanted, {"study": "reproduce"})
         OUT.print(f"Into {folder}", markup=False)
         for i, experiment in enumerate(experiments):
             minutes = sum(later.minutes for later in experiments[i:])
@@ -94,16 +98,18 @@ def reproduce(
             OUT.print(f"\n{experiment.title} ({place}): {experiment.claim}", markup=False)
             OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
             _reproduce(experiment, folder, place, resources, quiet)
+            tracking.artefact(folder / experiment.name / "table.md")
+        tracking.finish("finished")
         if summary.write(folder, quick):
             OUT.print(f"Summary table: {folder / 'summary.md'}", markup=False)
     return 0
 
 
-def resume(folder: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+def resume(folder: Path, track: Sequence[str], **how: Any) -> int:
     """Continue what was started in a folder."""
     begun = _begun(folder)
-    return reproduce(begun["names"], folder, quick=begun["quick"], tune=begun["tune"],
-                     jobs=jobs, quiet=quiet, data_dir=data_dir)  # fmt: skip
+    form = {"quick": begun["quick"], "tune": begun["tune"]}
+    return reproduce(begun["names"], folder, track=track, **form, **how)
 
 
 def _begun(folder: Path) -> Json:

@@ -3,11 +3,12 @@
 import argparse
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, new_folder, progress_bar, resumable
+from simfbo.cli.console import OUT, fetching, new_folder, print_json, progress_bar, resumable
 from simfbo.cli.device import use_device
 from simfbo.config.catalogue import METHODS
 from simfbo.config.run import RunConfig, checked
@@ -20,10 +21,12 @@ from simfbo.config.tasks import (
 from simfbo.errors import MissingExtra, UserError
 from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import FILE, History
+from simfbo.runs.trackers.tracking import Tracking, used_before
 
 if TYPE_CHECKING:
     from simfbo.config.build import Built
 
+_ARTEFACTS = ("figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz")
 EPILOG = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
   simfbo run hyper-representation --dataset mnist --rounds 2000
@@ -55,34 +58,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--checkpoint-seconds", type=arguments.seconds_of, default=5.0, metavar="S",
         help="longest time between checkpoints (default 5)")  # fmt: skip
+    arguments.add_track(parser)
+    arguments.add_json(parser)
     arguments.add_resume(parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
     how: Json = {"data_dir": options.data_dir, "baselines": not options.no_baselines,
-           "quiet": options.quiet, "checkpoint_seconds": options.checkpoint_seconds}  # fmt: skip
+           "quiet": options.quiet, "checkpoint_seconds": options.checkpoint_seconds,
+           "as_json": options.json}  # fmt: skip
     if options.device:
         use_device(options.device)
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, **how)
+        return resume(options.resume, options.track, **how)
     config = arguments.configuration(options)
     if options.or_digits:
         config = _or_digits(config, options.data_dir)
     directory = options.output
     directory = directory or new_folder("", config, config.algorithm.name, f"seed{config.seed}")
-    return train(config, directory, **how)
+    return train(config, directory, track=config.track, **how)
 
 
-def resume(directory: Path, **how: Any) -> int:
-    """Continue a run, unless it has ended."""
+def resume(directory: Path, track: list[str] | None, **how: Any) -> int:
+    """Continue a run, unless it has ended; by default with the trackers it was started with."""
     begun = _begun(directory)
     status = (begun.end or {}).get("status")
     if status == "diverged" or (status == "finished" and (directory / "summary.txt").is_file()):
         OUT.print(f"{directory} has {status}: nothing left to do.")
+        if how["as_json"]:
+            print_json(_result(begun, directory))
         return _exit_code(begun)
-    return train(checked(begun.header.get("config") or {}, {}), directory, resume=True, **how)
+    config = checked(begun.header.get("config") or {}, {})
+    return train(config, directory, track=track or used_before(directory), resume=True, **how)
 
 
 def train(
@@ -93,6 +102,8 @@ def train(
     baselines: bool,
     quiet: bool,
     checkpoint_seconds: float,
+    as_json: bool,
+    track: Sequence[str] = (),
     resume: bool = False,
 ) -> int:
     """Run a configuration; write and print the result."""
@@ -103,10 +114,12 @@ def train(
     from simfbo.runs.checkpoint import save_variables
 
     keep_compilations()
-    built = build(config, build_task(config, data_dir))
+    with fetching(quiet):
+        task = build_task(config, data_dir)
+    built = build(config, task)
     _warn_of_unequal_work(built)
-    with resumable(directory / FILE, "run"):
-        history = _watch(built, directory, quiet, resume, checkpoint_seconds)
+    with resumable(directory / FILE, "run"), Tracking(track, directory) as tracking:
+        history = _watch(built, directory, quiet, resume, checkpoint_seconds, tracking)
         save_variables(directory / "variables.npz", history.state.x, history.state.y)
         files = "History" if not _drawn(history, directory) else "Figure, page, history"
         text = report.summary(history)
@@ -115,26 +128,44 @@ def train(
             text += "\n" + _baselines(built, history, directory, quiet)
         write_atomic(directory / "summary.txt", text + "\n")
         OUT.print(f"{text}\n{files} and variables are in {directory}", markup=False)
+        tracking.artefact(*(directory / name for name in _ARTEFACTS))
+        if as_json:
+            print_json(_result(history, directory))
         return _exit_code(history, directory)
 
 
+def _result(history: History, directory: Path) -> Json:
+    """Return the outcome of a run for programs."""
+    from simfbo.tasks import baselines
+
+    return {
+        "directory": directory,
+        **(history.end or {"status": None}),
+        **{key: history.header[key] for key in ("algorithm", "seed", "rounds", "config")},
+        "last": history.records[-1] if history.records else None,
+        "verdict": history.verdict,
+        "refused": len(history.refusals),
+        "warnings": history.warnings,
+        "baselines": [one._asdict() for one in baselines.load(directory)],
+    }
+
+
 def _watch(
-    built: "Built", directory: Path, quiet: bool, resume: bool, checkpoint_seconds: float
+    built: "Built",
+    directory: Path,
+    quiet: bool,
+    resume: bool,
+    checkpoint_seconds: float,
+    tracking: Tracking,
 ) -> History:
-    """Run what was built, with a progress bar and a line per evaluation."""
-    from simfbo.config.build import run_built
+    """Run what was built, with a live display, or a line per evaluation."""
+    from simfbo.config.build import about, run_built
+    from simfbo.runs.progress import shown
 
-    config, metric = built.config, built.task.metric
-    with progress_bar(quiet) as progress:
-        bar = progress.add_task(config.algorithm.name, total=config.rounds)
-
-        def on_progress(t: int, record: Json | None) -> None:
-            progress.update(bar, completed=t)
-            if record is not None and not quiet:
-                progress.update(bar, description=f"{metric} {record[metric]:.4g}")
-                progress.console.print(_line(record, metric))
-
-        return run_built(built, directory, on_progress, resume, checkpoint_seconds)
+    config = built.config
+    display = shown(not quiet, config.algorithm.name, config.rounds, about(built), OUT)
+    with display as on_progress:
+        return run_built(built, directory, on_progress, resume, checkpoint_seconds, tracking)
 
 
 def _drawn(history: History, directory: Path) -> bool:
@@ -191,17 +222,6 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     if isinstance(task, HyperRepresentationSettings):
         smaller["model"] = "mlp"
     return config.model_copy(update={"task": task.model_copy(update=smaller)})
-
-
-def _line(record: Json, metric: str) -> str:
-    """Return one evaluation as a line of text."""
-    from simfbo.runs.report import size
-
-    sent = size(record["bytes_up"] + record["bytes_down"])
-    return (
-        f"round {record['round']:>6,}   {metric.replace('_', ' ')} {record[metric]:<9.4g} "
-        f"sent {sent:>8}   {record['seconds']:7.2f} s"
-    )
 
 
 def _exit_code(history: History, directory: Path | None = None) -> int:

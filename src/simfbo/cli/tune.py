@@ -3,13 +3,15 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
 from simfbo.cli.console import OUT, new_folder, print_table, progress_bar, resumable, workers
 from simfbo.config.files import as_toml
 from simfbo.config.run import RunConfig, checked
 from simfbo.runs.files import Json
+from simfbo.runs.lines import flattened
+from simfbo.runs.trackers.tracking import Tracking, used_before
 
 if TYPE_CHECKING:
     from simfbo.studies.tuning import Result
@@ -40,12 +42,12 @@ def call(options: argparse.Namespace) -> int:
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, **how)
+        return resume(options.resume, options.track or used_before(options.resume), **how)
     config = arguments.configuration(options)
     space = dict(map(arguments.span, options.range)) or None
     return tune(
         config, space, options.budget, options.trials, options.metric, options.output,
-        budget_bytes=options.budget_bytes, **how,
+        budget_bytes=options.budget_bytes, track=config.track, **how,
     )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ def tune(
     jobs: int | None,
     quiet: bool,
     data_dir: Path | None,
+    track: Sequence[str],
     budget_bytes: int | None = None,
 ) -> int:
     """Find step sizes; print the winner as TOML."""
@@ -68,8 +71,10 @@ def tune(
     if space is not None:
         tuning.candidates(config, space, trials)  # a wrong range is refused before a folder exists
     directory = output or new_folder("tune", config, config.algorithm.name)
-    with resumable(directory / folder.STUDY, "tune"):
+    with resumable(directory / folder.STUDY, "tune"), Tracking(track, directory) as tracking:
         folder.save_search(directory, config, space, budget, trials, metric, budget_bytes)
+        settings = dict(flattened(config.model_dump(mode="json"))) | {"budget": budget}
+        tracking.begin(directory.resolve().name, settings, {"study": "tune"})
         OUT.print(f"{trials} trials into {directory}", markup=False)
         with progress_bar(quiet) as progress:
             bar = progress.add_task("", total=None)
@@ -81,23 +86,25 @@ def tune(
             tuned = tuning.tune(
                 config, directory, budget=budget, budget_bytes=budget_bytes, trials=trials,
                 space=space, metric=metric, workers=workers(jobs), data_dir=data_dir,
-                on_progress=show,
+                on_progress=show, tracking=tracking,
             )  # fmt: skip
         print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
         OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
         OUT.print(as_toml(tuned.best), markup=False)
+        tracking.artefact(directory / "best.toml", directory / "trials.jsonl")
+        tracking.finish("finished")
     return 0
 
 
-def resume(directory: Path, *, jobs: int | None, quiet: bool, data_dir: Path | None) -> int:
+def resume(directory: Path, track: Sequence[str], **how: Any) -> int:
     """Continue a search for step sizes."""
     from simfbo.studies import folder
 
     begun = folder.load(directory, "tune")
     space = begun["space"] and {key: tuple(span) for key, span in begun["space"].items()}
     return tune(checked(begun["config"], {}), space, begun["budget"], begun["trials"],
-                begun["metric"], directory, jobs=jobs, quiet=quiet, data_dir=data_dir,
-                budget_bytes=begun["budget_bytes"])  # fmt: skip
+                begun["metric"], directory, track=track, budget_bytes=begun["budget_bytes"],
+                **how)  # fmt: skip
 
 
 def _rows(results: Sequence["Result"]) -> list[dict[str, str]]:

@@ -29,6 +29,7 @@ from simfbo.errors import UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import Evaluate, OnRound, run
+from simfbo.runs.trackers import Tracking
 from simfbo.tasks import Task
 
 _OPTIMISERS = {
@@ -201,12 +202,10 @@ def run_built(
     on_progress: OnRound | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
+    track: Tracking | None = None,
 ) -> History:
     """Run what was built; the arguments are those of `run`."""
-    config, task = built.config, built.task
-    colour = colour_of(config.algorithm.name)
-    about = {"metric": task.metric, "goal": task.goal, "maximise": sorted(task.maximise),
-             "colour": colour}  # fmt: skip
+    config = built.config
     return run(
         built.algorithm,
         built.federation,
@@ -218,12 +217,18 @@ def run_built(
         every=config.evaluation_interval,
         directory=directory,
         config=config.model_dump(mode="json"),
-        about=about,
+        about=about(built),
         on_progress=on_progress,
+        track=track,
         resume=resume,
         checkpoint_seconds=checkpoint_seconds,
         explosion=config.gate.explosion,
     )
+
+
+def about(built: Built) -> Json:
+    """Return what a history's header says for whoever shows it."""
+    return {**built.task.about, "colour": colour_of(built.config.algorithm.name)}
 
 
 def _with_epsilon(

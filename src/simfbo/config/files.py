@@ -52,6 +52,8 @@ def _values(model: BaseModel) -> Iterator[tuple[str, Any]]:
     fields = type(model).model_fields
     for name in sorted(fields, key=lambda name: name != "name"):
         value = getattr(model, name)
+        if fields[name].exclude:
+            continue
         if isinstance(value, BaseModel):
             yield name, dict(_values(value))
         elif value is not None:

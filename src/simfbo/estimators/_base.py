@@ -33,6 +33,7 @@ from simfbo.estimators._validation import Data, RandomState, members
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
+from simfbo.runs.trackers import Track
 from simfbo.runs.verdict import SOLVED
 from simfbo.tasks.linear import upper_loss
 from simfbo.tasks.models import Linear
@@ -64,6 +65,7 @@ class FederatedLinear(BaseEstimator):
         batch_size: int | None = None,
         random_state: RandomState = None,
         verbose: int = 0,
+        track: Track | None = None,
     ) -> None:
         """Store the parameters; `fit` validates them."""
         self.rounds = rounds
@@ -74,6 +76,7 @@ class FederatedLinear(BaseEstimator):
         self.batch_size = batch_size
         self.random_state = random_state
         self.verbose = verbose
+        self.track = track
 
     def _read(self, X: Data, y: Data, clients: Data) -> Table:
         """Validate the parameters and the arguments of `fit`."""
@@ -123,6 +126,8 @@ class FederatedLinear(BaseEstimator):
                 every=max(1, self.rounds // _EVALUATIONS),
                 on_progress=_progress(self.rounds) if self.verbose else None,
                 until=partial(_settled, self.tol),
+                config={"estimator": type(self).__name__, **_settings(self)},
+                track=self.track,
             )
         _require_finished(history)
         self.history_, self.ledger_ = history, ledger
@@ -219,6 +224,13 @@ def check_positive(estimator: object, *names: str) -> None:
 def _given(estimator: object, *names: str) -> list[str]:
     """Return the names of the parameters that are not None."""
     return [name for name in names if getattr(estimator, name) is not None]
+
+
+def _settings(estimator: FederatedLinear) -> Json:
+    """Return the parameters of an estimator as texts and numbers, for trackers."""
+    plain = int | float | str | bool | None
+    parameters = estimator.get_params(deep=False).items()
+    return {key: value if isinstance(value, plain) else str(value) for key, value in parameters}
 
 
 def _evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:

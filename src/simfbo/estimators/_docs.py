@@ -19,7 +19,9 @@ _FRAGMENTS = {
     batch_size: rows in a client's minibatch; all its rows by default.
     random_state: seed of all random draws: folds, trusted rows, initial weights, cohorts,
         minibatches.
-    verbose: 1 prints the progress of the training.""",
+    verbose: 1 prints the progress of the training.
+    track: where the records of the training go besides `history_`, such as "mlflow" or
+        "tensorboard" (`simfbo.trackers`).""",
     "regressor": """\
     coef_: [d], in the units of X and y.
     intercept_: a number.""",

@@ -14,6 +14,7 @@ from simfbo.estimators._base import (
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState, members
+from simfbo.runs.trackers import Track
 from simfbo.tasks import linear
 from simfbo.tasks._fair import assemble, group_weights, held_out
 from simfbo.tasks.metrics import group_means
@@ -41,11 +42,13 @@ class Fair(FederatedLinear):
         batch_size: int | None = None,
         random_state: RandomState = None,
         verbose: int = 0,
+        track: Track | None = None,
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
             rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
+            track=track,
         )  # fmt: skip
         self.folds = folds
         self.penalty = penalty

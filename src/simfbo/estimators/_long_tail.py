@@ -11,6 +11,7 @@ from simfbo.estimators._base import FederatedClassifier, check_positive
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState
+from simfbo.runs.trackers import Track
 from simfbo.tasks import linear
 from simfbo.tasks._long_tail import assemble
 
@@ -65,11 +66,13 @@ class LongTailClassifier(FederatedClassifier):
         batch_size: int | None = None,
         random_state: RandomState = None,
         verbose: int = 0,
+        track: Track | None = None,
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
             rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
+            track=track,
         )  # fmt: skip
         self.folds = folds
         self.penalty = penalty

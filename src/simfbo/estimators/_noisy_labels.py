@@ -13,6 +13,7 @@ from simfbo.estimators._base import FederatedClassifier, check_positive
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import Table, standardised
 from simfbo.estimators._validation import Data, RandomState, mask
+from simfbo.runs.trackers import Track
 from simfbo.tasks._label_cleaning import Trust, assemble, model_of, trust_in
 
 
@@ -53,11 +54,13 @@ class NoisyLabelClassifier(FederatedClassifier):
         batch_size: int | None = None,
         random_state: RandomState = None,
         verbose: int = 0,
+        track: Track | None = None,
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
             rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
             batch_size=batch_size, random_state=random_state, verbose=verbose,
+            track=track,
         )  # fmt: skip
         self.trust = trust
         self.penalty = penalty

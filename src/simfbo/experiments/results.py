@@ -10,6 +10,7 @@ from simfbo.errors import UserError
 from simfbo.experiments.experiment import Part
 from simfbo.runs.files import folder_names, make_folder
 from simfbo.runs.history import FILE, History
+from simfbo.runs.trackers.tracking import STATE, Tracking
 from simfbo.studies.sweep import ENDED, Job, refuse_other_settings, sweep
 
 Groups = dict[str, list[History]]
@@ -23,12 +24,14 @@ class Resources(NamedTuple):
         data_dir: folder of the data sets.
         tune: whether step sizes are searched anew.
         on_progress: called with what is done and what there is to do.
+        tracking: the trackers of the reproduction.
     """
 
     workers: int = 1
     data_dir: Path | None = None
     tune: bool = False
     on_progress: Callable[[int, int], None] | None = None
+    tracking: Tracking | None = None
 
 
 def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
@@ -40,11 +43,22 @@ def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
     make_folder(folder / "results")
     jobs = missing(part, folder)
     if jobs:
-        sweep(jobs, resources.workers, resources.data_dir, resources.on_progress)
+        sweep(jobs, *resources[:2], resources.on_progress, resources.tracking)
     for job in jobs:
         (job.directory / FILE).replace(_result(job, folder))
-        shutil.rmtree(job.directory)
+        put_away(job.directory, folder)
     return {name: loaded(part, name, folder) for name in part.methods}
+
+
+def put_away(directory: Path, folder: Path) -> None:
+    """Remove a run's folder; what trackers wrote into it moves to tracked/."""
+    for file in directory.rglob("checkpoint-*.npz"):
+        file.unlink()
+    if any(directory.rglob(STATE)):
+        make_folder(folder / "tracked")
+        directory.replace(folder / "tracked" / directory.name)
+    else:
+        shutil.rmtree(directory)
 
 
 def missing(part: Part, folder: Path) -> list[Job]:

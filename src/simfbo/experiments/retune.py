@@ -3,14 +3,13 @@
 An experiment's configuration holds what the search found; this repeats it.
 """
 
-import shutil
 from pathlib import Path
 
 from simfbo.config.files import as_toml
 from simfbo.config.run import checked
 from simfbo.config.run import load as load_config
 from simfbo.experiments.experiment import Method, Part
-from simfbo.experiments.results import Resources
+from simfbo.experiments.results import Resources, put_away
 from simfbo.runs.files import Json, folder_names, make_folder, write_atomic
 from simfbo.studies.tuning import Space, default_space, lookup, tune
 
@@ -42,15 +41,16 @@ def _searched(name: str, method: Method, rules: Json, folder: Path, resources: R
 
         def show(stage: int, stages: int, done: int, total: int) -> None:
             if resources.on_progress is not None:
-                resources.on_progress(stage * total + done, stages * total)
+                resources.on_progress(done, total)
 
         found = tune(
             config, scratch, budget=rules["budget"], trials=rules["trials"], space=within,
             workers=resources.workers, data_dir=resources.data_dir, on_progress=show,
+            tracking=resources.tracking,
         )  # fmt: skip
         (scratch / "trials.jsonl").replace(folder / f"{name}.jsonl")
         write_atomic(kept, as_toml(found.best))
-        shutil.rmtree(scratch)
+        put_away(scratch, folder)
     steps = {key: lookup(load_config(kept, {}), key) for key in within}
     return method._replace(config=checked(method.config.model_dump(), steps))
 

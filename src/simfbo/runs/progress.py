@@ -74,7 +74,10 @@ class _Watched:
     def __init__(self, name: str, rounds: int, about: Json) -> None:
         self.name, self.rounds, self.done = name, rounds, 0
         self.metrics: dict[str, list[float]] = {}
-        self._main, self._maximise = about.get("metric"), about.get("maximise", ())
+        self._main = about.get("metric")
+        self._maximise = set(about.get("maximise", ()))
+        if about.get("goal") == "max":
+            self._maximise.add(self._main)
         self._best: dict[str, float] = {}
 
     def take(self, t: int, record: Json | None) -> None:

@@ -15,7 +15,7 @@ from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json, folder_names
 from simfbo.studies.sweep import Job
 
-_COMMON = ("task", "seed", "engine")  # what a method may not set for itself
+_COMMON = ("task", "seed", "engine", "track")  # what a method may not set for itself
 
 
 def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dict[str, RunConfig]:

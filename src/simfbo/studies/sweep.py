@@ -20,6 +20,7 @@ from simfbo.errors import UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.interrupts import Interrupts, held_back, install
+from simfbo.runs.trackers.tracking import Nested, Tracking
 
 if TYPE_CHECKING:
     from simfbo.tasks import Task
@@ -33,10 +34,11 @@ _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a 
 
 
 class Job(NamedTuple):
-    """One run: its settings and the folder of its history."""
+    """One run: its settings, the folder of its history, and how it is tracked."""
 
     config: RunConfig
     directory: Path
+    nested: Nested | None = None
 
 
 def sweep(
@@ -44,6 +46,7 @@ def sweep(
     workers: int = 1,
     data_dir: Path | None = None,
     on_progress: OnProgress | None = None,
+    tracking: Tracking | None = None,
 ) -> list[History]:
     """Run the jobs that have not ended yet, and return the histories of all.
 
@@ -55,11 +58,13 @@ def sweep(
         workers: processes side by side; a run keeps about two cores busy.
         data_dir: folder of the data sets.
         on_progress: called with the iterations done and the iterations in all.
+        tracking: the trackers of the study that the jobs belong to.
 
     Returns:
         A history per job, in the same order.
     """
-    waiting = [job for job in jobs if _ended(job) is None]
+    nested = None if tracking is None else tracking.nested
+    waiting = [job._replace(nested=nested) for job in jobs if _ended(job) is None]
     if waiting:
         _run_all(waiting, min(workers, len(waiting)), data_dir, lambda: _report(jobs, on_progress))
     _report(jobs, on_progress)
@@ -99,7 +104,7 @@ def _run_all(
     todo, done = _SPAWN.Queue(), _SPAWN.Queue()
     for job in jobs:
         # As JSON: settings derived from a signature have a class that cannot be pickled.
-        todo.put((job.config.model_dump(mode="json"), job.directory))
+        todo.put((job.config.model_dump(mode="json"), job.directory, job.nested))
     for _ in range(workers):
         todo.put(None)
     processes: list[Any] = []
@@ -162,8 +167,8 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
         from simfbo.engines.compile_cache import keep_compilations
 
         keep_compilations()
-        for config, directory in iter(todo.get, None):
-            if not _do(config, directory, done, data_dir):
+        for sent in iter(todo.get, None):
+            if not _do(*sent, done=done, data_dir=data_dir):
                 break
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on its way out already
@@ -171,7 +176,9 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     sys.exit(_TERMINATED)
 
 
-def _do(config: Json, directory: Path, done: Any, data_dir: Path | None) -> bool:
+def _do(
+    config: Json, directory: Path, nested: Nested | None, *, done: Any, data_dir: Path | None
+) -> bool:
     """Run one job and report how it went; return whether there is time for another."""
 
     def show(message: object, *rest: object) -> None:
@@ -179,7 +186,7 @@ def _do(config: Json, directory: Path, done: Any, data_dir: Path | None) -> bool
 
     warnings.showwarning = show
     try:
-        history = run_job(Job(checked(config, {}), directory), data_dir)
+        history = run_job(Job(checked(config, {}), directory, nested), data_dir)
         if (history.end or {}).get("status") == "interrupted":
             return False
         done.put(None)
@@ -202,7 +209,10 @@ def run_job(job: Job, data_dir: Path | None = None) -> History:
     """Run one job in this process, from its last checkpoint if it has one."""
     from simfbo.config.build import build, run_built
 
-    return run_built(build(job.config, _task(job.config, data_dir)), job.directory, resume=True)
+    built = build(job.config, _task(job.config, data_dir))
+    track, study = job.nested or (None, None)
+    with Tracking(track, job.directory, study) as tracking:
+        return run_built(built, job.directory, resume=True, track=tracking)
 
 
 _KEPT: "dict[tuple[str, Path | None], Task]" = {}  # the last task built

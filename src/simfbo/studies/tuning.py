@@ -9,7 +9,7 @@ need many rounds for an iteration get fewer iterations out of it.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.runs.files import make_folder, write_atomic
 from simfbo.runs.history import History
+from simfbo.runs.trackers import Tracking
 from simfbo.studies.sweep import Job, sweep
 
 Space = Mapping[str, tuple[float, float]]
@@ -75,6 +76,7 @@ def tune(
     workers: int = 1,
     data_dir: Path | None = None,
     on_progress: OnProgress | None = None,
+    tracking: Tracking | None = None,
 ) -> Tuned:
     """Find the best step sizes for the algorithm and task of a configuration.
 
@@ -91,7 +93,8 @@ def tune(
         metric: what to judge by; by default the task's `tuned_by`.
         workers: processes side by side.
         data_dir: folder of the data sets.
-        on_progress: called with stage, stages, iterations done and iterations in all.
+        on_progress: called with stage, stages, and iterations done and in all of all stages.
+        tracking: the trackers of this search.
 
     Returns:
         The winner, ready to run, and every result.
@@ -115,7 +118,7 @@ def tune(
     for stage, (size, iterations) in enumerate(stages):
         alive = alive[:size]
         jobs = [_job(config, settings[i], iterations, directory, stage, i) for i in alive]
-        histories = sweep(jobs, workers, data_dir, _part(on_progress, stage, len(stages)))
+        histories = sweep(jobs, workers, data_dir, _part(on_progress, stage, stages), tracking)
         found = [
             _result(stage, i, settings[i], iterations, history, metric)
             for i, history in zip(alive, histories, strict=True)
@@ -240,12 +243,16 @@ def _rank(result: Result, goal: str) -> float:
 
 
 def _part(
-    on_progress: OnProgress | None, stage: int, stages: int
+    on_progress: OnProgress | None, stage: int, stages: Sequence[tuple[int, int]]
 ) -> Callable[[int, int], None] | None:
-    """Return the sweep's view of `on_progress`."""
+    """Return the sweep's view of `on_progress`: all stages take about as many iterations."""
     if on_progress is None:
         return None
-    return lambda done, total: on_progress(stage, stages, done, total)
+    sizes = [trials * iterations for trials, iterations in stages]
+    before, after = sum(sizes[:stage]), sum(sizes[stage + 1 :])
+    return lambda done, total: on_progress(
+        stage, len(stages), before + done, before + total + after
+    )
 
 
 def _line(result: Result) -> str:

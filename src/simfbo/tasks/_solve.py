@@ -10,6 +10,7 @@ from simfbo.core.sampling import Sampler
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.runs.history import History
 from simfbo.runs.runner import OnRound, run
+from simfbo.runs.trackers import Track, Tracking
 from simfbo.tasks.task import Task
 
 
@@ -24,6 +25,8 @@ def solve(
     every: int | None = None,
     directory: str | Path | None = None,
     on_round: OnRound | None = None,
+    track: Track | Tracking | None = None,
+    progress: bool = False,
 ) -> History:
     """Run a task in simulation; step sizes are chosen automatically.
 
@@ -37,6 +40,8 @@ def solve(
         every: iterations between evaluations; about 20 evaluations by default.
         directory: where to write history and checkpoints; nothing is written by default.
         on_round: callback after every round, as in `run`.
+        track: where records go besides the history, as in `run`.
+        progress: show a bar with the time left and the metrics.
 
     Returns:
         The history; `.state` is the final state.
@@ -61,5 +66,8 @@ def solve(
         evaluate=task.evaluate,
         every=every or max(1, rounds // 20),
         directory=directory,
+        about=task.about,
         on_round=on_round,
+        track=track,
+        progress=progress,
     )

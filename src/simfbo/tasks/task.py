@@ -1,7 +1,7 @@
 """What a task is."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simfbo.core.data import FederatedData
 from simfbo.core.problem import BilevelProblem, PyTree
@@ -74,6 +74,11 @@ class Task(NamedTuple):
     tuned_by: str = ""
     maximise: frozenset[str] = frozenset()
     baselines: tuple[Baseline, ...] = ()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what a history says of the metrics, for whoever shows it."""
+        return {"metric": self.metric, "goal": self.goal, "maximise": sorted(self.maximise)}
 
     def goal_of(self, metric: str) -> Goal:
         """Return whether one of the task's metrics should be large or small.

@@ -17,7 +17,7 @@ from simfbo.runs.files import Json, write_atomic
 
 _READY = 80.0  # seconds; a SuperLink rejects a node that was killed for 60 of them
 
-Say = Callable[[str], object]
+OnProgress = Callable[[int, str], object]
 
 
 class Status(NamedTuple):
@@ -38,14 +38,19 @@ class Status(NamedTuple):
     expiring: list[str]
 
 
-def up(folder: Path, setup: Setup, hosts: Sequence[str] = (), say: Say = lambda text: None) -> None:
+def up(
+    folder: Path,
+    setup: Setup,
+    hosts: Sequence[str] = (),
+    on_progress: OnProgress = lambda done, name: None,
+) -> None:
     """Start the processes of a setup under a supervisor, and wait until they are ready.
 
     Args:
         folder: of the federation.
         setup: what to start.
         hosts: names and addresses by which nodes on other machines reach the server.
-        say: called with what is being waited for.
+        on_progress: called with how many processes are ready, and which is waited for.
     """
     layout = Layout(folder.resolve())
     if supervisor.running(layout):
@@ -61,7 +66,7 @@ def up(folder: Path, setup: Setup, hosts: Sequence[str] = (), say: Say = lambda 
     _write_files(layout, setup)
     process = supervisor.start(layout)
     try:
-        _become_ready(layout, setup, process, say)
+        _become_ready(layout, setup, process, on_progress)
     except BaseException:
         process.terminate()
         process.wait()
@@ -138,17 +143,19 @@ def _write_files(layout: Layout, setup: Setup) -> None:
     layout.registered.unlink(missing_ok=True)
 
 
-def _become_ready(layout: Layout, setup: Setup, process: subprocess.Popen[bytes], say: Say) -> None:
+def _become_ready(
+    layout: Layout, setup: Setup, process: subprocess.Popen[bytes], on_progress: OnProgress
+) -> None:
     """Wait for the SuperLink, register the nodes, wait for them."""
     deadline = time.monotonic() + _READY
     if setup.link:
-        say("Starting the SuperLink ...")
+        on_progress(0, "the SuperLink")
         _wait(lambda: is_healthy(layout, setup), process, layout, "superlink", deadline)
         sync_nodes(layout)
     layout.registered.touch()
-    say("Starting the nodes ...")
-    for node in setup.nodes:
+    for done, node in enumerate(setup.nodes, int(setup.link)):
         name = f"node-{node}"
+        on_progress(done, name)
         _wait(lambda name=name: _has_joined(layout, name), process, layout, name, deadline)
 
 

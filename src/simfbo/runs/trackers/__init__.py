@@ -4,8 +4,8 @@ from simfbo.runs.trackers._csv import CSV
 from simfbo.runs.trackers._mlflow import MLflow
 from simfbo.runs.trackers._tensorboard import TensorBoard
 from simfbo.runs.trackers._tracker import Tracked, TrackedRun, Tracker
-from simfbo.runs.trackers._tracking import Track, Tracking, tracker
 from simfbo.runs.trackers._wandb import WandB
+from simfbo.runs.trackers.tracking import Track, Tracking
 
 __all__ = [
     "CSV",
@@ -17,5 +17,4 @@ __all__ = [
     "Tracker",
     "Tracking",
     "WandB",
-    "tracker",
 ]

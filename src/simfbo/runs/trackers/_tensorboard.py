@@ -1,6 +1,7 @@
 """TensorBoard: event files, with settings under HPARAMS and figures under IMAGES."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class _Events:
     def __init__(self, package: Any, folder: Path, run: TrackedRun) -> None:
         self.id = str(folder)
         purge = run.last + 1 if run.last >= 0 else None
-        self._writer = package.SummaryWriter(str(folder), purge_step=purge)
+        suffix = f".{time.time_ns()}"  # two starts within a second must not share a file
+        self._writer = package.SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
         self._summaries, self._config, self._seen = package.summary, run.config, False
         text = "".join(f"    {key}: {value}\n" for key, value in {**run.tags, **run.config}.items())
         self._writer.add_text("settings", text)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {
     "wandb": WandB,
 }
 Track = str | Tracker | Sequence[str | Tracker]
+"""A tracker or several: values, or texts as `tracking.tracker` reads them."""
 
 
 def tracker(given: str | Tracker) -> Tracker:
@@ -59,7 +60,7 @@ def listed(track: Track | None) -> list[str | Tracker]:
 
 def used_before(directory: Path) -> list[str]:
     """Return the texts that named the trackers of a run or study in a folder."""
-    return [one for one in _read(directory).get("track", []) if isinstance(one, str)]
+    return _read(directory)["track"]
 
 
 class Study(NamedTuple):
@@ -74,6 +75,18 @@ class Study(NamedTuple):
     name: str
     directory: Path
     ids: Mapping[str, str]
+
+
+class Nested(NamedTuple):
+    """How the runs of a study are tracked, in whatever process they run.
+
+    Attributes:
+        track: the trackers.
+        study: to which the runs belong.
+    """
+
+    track: Sequence[str | Tracker]
+    study: Study
 
 
 class Tracking:
@@ -157,9 +170,12 @@ class Tracking:
         return self._directory.resolve().name
 
     @property
-    def ids(self) -> dict[str, str]:
-        """Return the identifiers in trackers, for the runs of this study."""
-        return {key: one.id for key, one in self._open.items()}
+    def nested(self) -> Nested | None:
+        """Return how the runs of this study are tracked; None if they are not."""
+        if not self._open or self._directory is None:
+            return None
+        ids = {key: one.id for key, one in self._open.items()}
+        return Nested(self._given, Study(self._directory.resolve().name, self._directory, ids))
 
     def record(self, record: Json) -> None:
         """Give a record of the history to the trackers that do not have it yet."""
@@ -193,11 +209,10 @@ class Tracking:
 
     def _begun(self) -> dict[str, tuple[str, int]]:
         """Return identifier and last round of earlier starts, by tracker."""
-        found = {} if self._directory is None else _read(self._directory).get("begun", {})
-        return {key: (str(one[0]), int(one[1])) for key, one in found.items()}
+        return {} if self._directory is None else _read(self._directory)["begun"]
 
     @contextlib.contextmanager
-    def _guarded(self, key: str, *allowed: type[Exception]) -> Iterator[None]:
+    def _guarded(self, key: str, *allowed: type[Exception]) -> Generator[None]:
         """Drop a tracker that raises, with a warning, unless the user can put it right."""
         try:
             yield
@@ -231,11 +246,11 @@ class Tracking:
 
 def _read(directory: Path) -> Json:
     """Return what was written down of the trackers of a run; nothing if that is damaged."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = json.loads((directory / STATE).read_text())
-        if isinstance(found, dict) and all(len(one) == 2 for one in found["begun"].values()):
-            return found
-    return {}
+        begun = {key: (str(name), int(last)) for key, (name, last) in found["begun"].items()}
+        return {"track": [str(one) for one in found["track"]], "begun": begun}
+    return {"track": [], "begun": {}}
 
 
 def _key(one: Tracker) -> str:

@@ -1,0 +1,78 @@
+"""The lines of a Flower run's history as they arrive: a bar in the terminal, and trackers."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from simfbo.cli.console import OUT
+from simfbo.runs.files import Json
+from simfbo.runs.history import BOOKKEEPING, History
+from simfbo.runs.trackers.tracking import Tracking
+
+
+class RunBar:
+    """A progress bar with the latest metrics, and a line for every excluded client."""
+
+    def __init__(self) -> None:
+        self._hidden = {*BOOKKEEPING, "kind"}
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        times = (
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        self._bar = Progress(*columns, *times, console=OUT)
+        self._task = self._bar.add_task("waiting for the nodes", total=None)
+
+    def __enter__(self) -> "RunBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, line: Json) -> None:
+        """Show a line of the history, or which app was started."""
+        if line["kind"] == "app":
+            self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
+        elif line["kind"] == "header":
+            self._bar.update(self._task, total=line["rounds"])
+        elif line["kind"] == "record":
+            metrics = {name: value for name, value in line.items() if name not in self._hidden}
+            shown = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if _is_number(v))
+            self._bar.update(self._task, completed=line["round"], description=shown or "training")
+        elif line["kind"] == "refusal":
+            text = f"round {line['round']}: client {line['client']} {line['text']}"
+            self._bar.console.print(text, markup=False)
+        elif line["kind"] == "warning":
+            self._bar.console.print(f"round {line['round']}: {line['text']}", markup=False)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+class Lines:
+    """The lines of a run's history, as they arrive, for the bar and for trackers."""
+
+    def __init__(self, folder: Path, tracking: Tracking, bar: RunBar) -> None:
+        self._folder, self._tracking, self._bar, self._begun = folder, tracking, bar, False
+
+    def show(self, line: Json) -> None:
+        """Show and track a line."""
+        self._bar.show(line)
+        if line["kind"] == "header" and not self._begun:
+            self._begun = True
+            self._tracking.begin_run(line, History.load(self._folder).records)
+        elif line["kind"] == "record":
+            self._tracking.record(line)
+            self._tracking.save()
