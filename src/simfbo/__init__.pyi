@@ -21,7 +21,7 @@ from .core import (
 )
 from .engines import DebugFederation, SimulatedFederation, cost
 from .errors import ClientError, TooFewReplies, UserError
-from .runs import History, run
+from .runs import History, run, trackers
 from .tasks import Task, solve
 
 __version__: str
@@ -61,4 +61,5 @@ __all__ = [
     "sampling",
     "solve",
     "tasks",
+    "trackers",
 ]

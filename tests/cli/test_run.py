@@ -68,7 +68,7 @@ def test_run_writes_everything_and_never_over_another(simfbo):
     assert History.load(second).column("x_error") == history.column("x_error")
 
     code, out, err = simfbo(*RUN, "--output", str(first), "--seed", "5")
-    assert (code, out) == (2, "\n")
+    assert (code, out) == (2, "")
     assert err == (
         f"simfbo: {first} already holds a run: choose another folder, or continue the run with "
         "--resume.\n"

@@ -204,6 +204,12 @@ def test_status_shows_processes_nodes_runs_and_what_listens(tmp_path, capsys, mo
     assert re.search(r"127\.0\.0\.1:9300 +TLS +operators +an operator's key \(nobody\)", out)
     assert re.search(r"127\.0\.0\.1:9302 +no TLS +node-2's app +the secret of this folder", out)
     assert "Warning: server.crt expires soon." in out
+    assert main(["flower", "status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["up"], told["processes"]["superlink"]["pid"], told["runs"]) == (True, 12, [])
+    monkeypatch.setattr(control, "status", lambda folder: None)
+    assert main(["flower", "status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"up": False}
 
 
 def test_a_process_that_ends_is_restarted_with_a_growing_delay(tmp_path, monkeypatch):

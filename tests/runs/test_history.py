@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from simfbo.errors import ResumableError, UserError
-from simfbo.runs.history import FILE, History, Writer, versions
+from simfbo.runs.history import BOOKKEEPING, FILE, History, Writer, versions
 
 HEADER = {"algorithm": "SimFBO", "seed": 3, "config": {"a": [1]}}
 RECORDS = [{"round": 0, "seconds": 0.0, "loss": 2.0}, {"round": 1, "seconds": 0.5, "loss": 1.0}]
@@ -165,3 +165,29 @@ def test_versions(monkeypatch):
     assert "not installed" not in versions().values()
     monkeypatch.setenv("PJRT_NPROC", "77")
     assert versions()["threads"] == "77"
+
+
+@pytest.fixture
+def small_history():
+    header = {**HEADER, "algorithm": "<i>mine", "rounds": 4, "config": {}}
+    records = [
+        {"round": t, "communication_rounds": t, "bytes_down": t, "bytes_up": t, "seconds": t / 2,
+         "loss": 1 / (1 + t)}
+        for t in range(5)
+    ]  # fmt: skip
+    return History(header, records, END)
+
+
+def test_a_notebook_shows_how_a_run_ended(small_history):
+    text = small_history._repr_html_()
+    assert "finished after 4 of 4 iterations" in text
+    assert "&lt;i&gt;" in text
+    assert "<i>" not in text
+    assert text.count("<svg") == 1
+    assert small_history.plot().axes[0].lines
+
+
+def test_a_notebook_shows_a_run_without_metrics(small_history):
+    small_history.records = [{key: one[key] for key in BOOKKEEPING if key in one}
+                             for one in small_history.records]  # fmt: skip
+    assert "<svg" not in small_history._repr_html_()

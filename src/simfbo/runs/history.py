@@ -7,6 +7,7 @@ its own checksum, so that a damaged one is noticed and left out.
 """
 
 import contextlib
+import html
 import math
 import os
 import platform
@@ -23,6 +24,7 @@ from simfbo.runs.lines import as_line, read_lines
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 FILE = "history.jsonl"
 # What records hold besides metrics.
@@ -122,6 +124,25 @@ class History:
     def frame(self) -> "pandas.DataFrame":
         """Return the records as a pandas DataFrame."""
         return require("pandas", "pandas").DataFrame(self.records)
+
+    def plot(self, metric: str | None = None) -> "Figure":
+        """Draw a metric against communication rounds, megabytes and seconds.
+
+        Args:
+            metric: which one; the main metric by default.
+        """
+        from simfbo.runs import report  # which brings JAX
+
+        return report.draw([self], metric)
+
+    def _repr_html_(self) -> str:
+        """Show a notebook how the run ended, and its curve where Matplotlib is installed."""
+        from simfbo.runs import report
+
+        text = html.escape(report.summary(self)).replace("\n", "<br>")
+        with contextlib.suppress(UserError):  # nothing to draw, or nothing to draw with
+            return f"<p>{text}</p>{report.as_svg(self.plot())}"
+        return f"<p>{text}</p>"
 
 
 class Writer:

@@ -125,6 +125,12 @@ def write(figure: "Figure", directory: Path, as_page: Callable[[str], str]) -> l
     return [directory / name for name in content]
 
 
+def as_svg(figure: "Figure") -> str:
+    """Return a figure as an SVG element."""
+    svg = _rendered(figure, "svg").decode()
+    return svg[svg.index("<svg") :]
+
+
 def _rendered(figure: "Figure", form: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=form)
