@@ -22,6 +22,15 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)  # packages that code needs
 ANCHOR = re.compile(r'<a id="([^"]+)">')
+NOT_PROSE = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|(?<=\n\n) {4}[^\n]*(?:\n+ {4}[^\n]*)*", re.MULTILINE | re.DOTALL
+)
+DISPLAY = re.compile(r"(?<=\n\n)\$\$\n(.*?)\n\$\$(?=\n\n|\n?\Z)", re.DOTALL)
+INLINE = re.compile(r"(?<![\w$\-\"'])\$(?! )([^$\n]+)(?<! )\$(?![\w$\-\"])")
+# GitHub reads Markdown before mathematics: in a formula it takes for its own *, <, backslashes
+# before punctuation, _ behind a bracket, and lines that begin like a list. Hence \ast, \lt, \cr.
+MISREAD = re.compile(r"[*<>]|\\[^a-zA-Z]|[^a-zA-Z0-9]_|\\operatorname|\n *[-+=#]|[^\x00-\x7f]")
+BRACKETS = ((r"\{", r"\}"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\\left\b", r"\\right\b"))
 WIDTH = 120
 # Phrases and names of an earlier style, none of which a native engineer would write.
 DIALECT = (
@@ -108,6 +117,45 @@ def test_lines_are_short(page):
 def test_plain_english(page):
     text = " ".join(text_of(page).lower().split())
     assert [phrase for phrase in DIALECT if phrase in text] == []
+
+
+def mistakes(formula):
+    """Return what would keep GitHub or KaTeX from showing a formula."""
+    found = MISREAD.findall(formula)
+    for pair in BRACKETS:
+        opened, closed = (len(re.findall(bracket, formula)) for bracket in pair)
+        found += [] if opened == closed else [f"{opened} of {pair[0]}, {closed} of {pair[1]}"]
+    begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", formula) for word in ("begin", "end"))
+    return found if begun == ended[::-1] else [*found, f"{begun} begin, {ended} end"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_formulas_are_well_formed(page):
+    text = NOT_PROSE.sub("", text_of(page))
+    formulas = DISPLAY.findall(text)
+    text = DISPLAY.sub("", text)
+    assert "$" not in INLINE.sub("", text)
+    found = {formula: mistakes(formula) for formula in [*formulas, *INLINE.findall(text)]}
+    assert {formula: wrong for formula, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "y^*",
+        "a<b",
+        r"\{x\}",
+        r"\hat{p}_i",
+        r"a \\",
+        "x^{2",
+        r"\left[x]",
+        r"\begin{array}",
+        "τ",
+        "x\n- y",
+    ],
+)
+def test_mistakes_in_formulas_are_found(formula):
+    assert mistakes(formula)
 
 
 def test_documents_are_named_by_kind():
