@@ -2,14 +2,19 @@
 
 import re
 import runpy
+import shlex
 import tomllib
 from pathlib import Path
 
 import jax
 import pytest
 
+from simfbo.cli.arguments import configuration
+from simfbo.cli.main import build_parser
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+SYMPTOMS = ROOT / "docs" / "how-to-choose-by-symptom.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -198,3 +203,22 @@ def test_the_readme_figure_has_the_numbers_of_the_table():
     rows = {row[0].removeprefix("| "): row[to_97] for row in cells if len(row) > to_97}
     for label, name in runs.items():
         assert f" / {figure['cost'](figure['runs'](name)):,.0f} / " in rows[label]
+
+
+def sections(page):
+    """Return the sections of a page by heading."""
+    _, *parts = re.split(r"^## (.+)$", text_of(page), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("symptom", "text"), sections(SYMPTOMS).items())
+def test_a_symptom_has_a_command_that_is_accepted_and_numbers_that_were_measured(symptom, text):
+    commands = re.findall(r"^    (simfbo (?:.+\\\n)*.+)", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
+        configuration(build_parser(words[1]).parse_args(words[1:]))
+    gain, _, limit = text.partition("**You get:**")[2].partition("**Does not help**")
+    pages = [SYMPTOMS.parent / path for path in re.findall(r"\]\(([^)#]+\.md)", text)]
+    measured = "".join(map(text_of, pages))
+    assert [n for n in re.findall(r"\d+\.\d+", gain + limit) if n not in measured] == []
