@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 
-.PHONY: demo test test-quick test-all coverage api setup torch lint types unit benchmark-setup lock sbom clean
+.PHONY: demo test test-quick test-all coverage api methods setup torch lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
@@ -57,6 +57,9 @@ unit: .venv/.torch
 
 api: setup  ## Write docs/reference-api.md from the docstrings
 	$(BIN)/python docs/make_api.py
+
+methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledger and the results
+	$(BIN)/python docs/make_methods.py
 
 benchmark-setup: .venv/.torch  ## PyTorch and more, for comparisons of speed
 	$(PIP) --no-build-isolation --editable '.[benchmark]'

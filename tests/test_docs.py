@@ -2,14 +2,19 @@
 
 import re
 import runpy
+import shlex
 import tomllib
 from pathlib import Path
 
 import jax
 import pytest
 
+from simfbo.cli.arguments import configuration
+from simfbo.cli.main import build_parser
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+SYMPTOMS = ROOT / "docs" / "how-to-choose-by-symptom.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -22,6 +27,15 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)  # packages that code needs
 ANCHOR = re.compile(r'<a id="([^"]+)">')
+NOT_PROSE = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|(?<=\n\n) {4}[^\n]*(?:\n+ {4}[^\n]*)*", re.MULTILINE | re.DOTALL
+)
+DISPLAY = re.compile(r"(?<=\n\n)\$\$\n(.*?)\n\$\$(?=\n\n|\n?\Z)", re.DOTALL)
+INLINE = re.compile(r"(?<![\w$\-\"'])\$(?! )([^$\n]+)(?<! )\$(?![\w$\-\"])")
+# GitHub reads Markdown before mathematics: in a formula it takes for its own *, <, backslashes
+# before punctuation, _ behind a bracket, and lines that begin like a list. Hence \ast, \lt, \cr.
+MISREAD = re.compile(r"[*<>]|\\[^a-zA-Z]|[^a-zA-Z0-9]_|\\operatorname|\n *[-+=#]|[^\x00-\x7f]")
+BRACKETS = ((r"\{", r"\}"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\\left\b", r"\\right\b"))
 WIDTH = 120
 # Phrases and names of an earlier style, none of which a native engineer would write.
 DIALECT = (
@@ -110,6 +124,45 @@ def test_plain_english(page):
     assert [phrase for phrase in DIALECT if phrase in text] == []
 
 
+def mistakes(formula):
+    """Return what would keep GitHub or KaTeX from showing a formula."""
+    found = MISREAD.findall(formula)
+    for pair in BRACKETS:
+        opened, closed = (len(re.findall(bracket, formula)) for bracket in pair)
+        found += [] if opened == closed else [f"{opened} of {pair[0]}, {closed} of {pair[1]}"]
+    begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", formula) for word in ("begin", "end"))
+    return found if begun == ended[::-1] else [*found, f"{begun} begin, {ended} end"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_formulas_are_well_formed(page):
+    text = NOT_PROSE.sub("", text_of(page))
+    formulas = DISPLAY.findall(text)
+    text = DISPLAY.sub("", text)
+    assert "$" not in INLINE.sub("", text)
+    found = {formula: mistakes(formula) for formula in [*formulas, *INLINE.findall(text)]}
+    assert {formula: wrong for formula, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "y^*",
+        "a<b",
+        r"\{x\}",
+        r"\hat{p}_i",
+        r"a \\",
+        "x^{2",
+        r"\left[x]",
+        r"\begin{array}",
+        "τ",
+        "x\n- y",
+    ],
+)
+def test_mistakes_in_formulas_are_found(formula):
+    assert mistakes(formula)
+
+
 def test_documents_are_named_by_kind():
     kinds = ("tutorial-", "how-to-", "explanation-", "reference-")
     assert all(page.name.startswith(kinds) for page in (ROOT / "docs").glob("*.md"))
@@ -150,3 +203,22 @@ def test_the_readme_figure_has_the_numbers_of_the_table():
     rows = {row[0].removeprefix("| "): row[to_97] for row in cells if len(row) > to_97}
     for label, name in runs.items():
         assert f" / {figure['cost'](figure['runs'](name)):,.0f} / " in rows[label]
+
+
+def sections(page):
+    """Return the sections of a page by heading."""
+    _, *parts = re.split(r"^## (.+)$", text_of(page), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("symptom", "text"), sections(SYMPTOMS).items())
+def test_a_symptom_has_a_command_that_is_accepted_and_numbers_that_were_measured(symptom, text):
+    commands = re.findall(r"^    (simfbo (?:.+\\\n)*.+)", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
+        configuration(build_parser(words[1]).parse_args(words[1:]))
+    gain, _, limit = text.partition("**You get:**")[2].partition("**Does not help**")
+    pages = [SYMPTOMS.parent / path for path in re.findall(r"\]\(([^)#]+\.md)", text)]
+    measured = "".join(map(text_of, pages))
+    assert [n for n in re.findall(r"\d+\.\d+", gain + limit) if n not in measured] == []

@@ -42,6 +42,11 @@ class Method(NamedTuple):
         laws: options with which `simfbo check` tries it, by suffix of its name; `v` among them is
             a step size.
         colour: of its line in figures; the next one of the palette by default.
+        when: completes "use it when", for the table of methods in the documentation.
+        sampled: which part of an iteration is unbiased when clients are sampled, where that is not
+            all of it.
+        theory: what its paper proves, in a line of Markdown.
+        paper: authors, venue and year.
     """
 
     name: str
@@ -54,6 +59,10 @@ class Method(NamedTuple):
     private: bool = False
     laws: Mapping[str, Json] = {"": {}}
     colour: str = ""
+    when: str = ""
+    sampled: str = ""
+    theory: str = ""
+    paper: str = ""
 
 
 class TaskRecord(NamedTuple):
