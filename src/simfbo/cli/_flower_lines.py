@@ -14,7 +14,7 @@ from rich.progress import (
 
 from simfbo.cli.console import OUT
 from simfbo.runs.files import Json
-from simfbo.runs.history import BOOKKEEPING, History
+from simfbo.runs.history import BOOKKEEPING, FILE, History
 from simfbo.runs.trackers.tracking import Tracking
 
 
@@ -72,7 +72,8 @@ class Lines:
         self._bar.show(line)
         if line["kind"] == "header" and not self._begun:
             self._begun = True
-            self._tracking.begin_run(line, History.load(self._folder).records)
+            there = (self._folder / FILE).is_file()
+            self._tracking.begin_run(line, History.load(self._folder).records if there else ())
         elif line["kind"] == "record":
             self._tracking.record(line)
             self._tracking.save()
