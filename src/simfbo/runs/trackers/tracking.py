@@ -149,6 +149,8 @@ class Tracking:
 
     def begin_run(self, header: Json, records: Sequence[Json] = ()) -> None:
         """Begin a run with the header of its history."""
+        if not self._trackers:
+            return
         config = dict(flattened(header.get("config") or {})) or {
             key: header[key] for key in ("algorithm", "rounds", "every", "seed")
         }
