@@ -108,7 +108,7 @@ class _Watched:
         """Return name, last value, best value and curve of the first metrics."""
         return [
             (name.replace("_", " "), f"{values[-1]:.4g}", f"{self._best.get(name, math.nan):.4g}",
-             sparkline(values))
+             sparkline(values[len(values) > 2 :]))
             for name, values in list(self.metrics.items())[:_ROWS]
         ]  # fmt: skip
 
