@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import struct
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,7 +249,7 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboardX")
     walk("tensorboard", tmp_path)
     found, purged = {}, False
-    for event in events(tmp_path / "tensorboard"):
+    for event in events(tmp_path):
         if event.session_log.status == 1:  # START: what came later is dropped
             purged = True
             found = {key: value for key, value in found.items() if key[1] < event.step}
@@ -257,9 +258,9 @@ def test_tensorboard(tmp_path):
                 assert (value.tag, event.step) not in found
                 found[value.tag, event.step] = value.simple_value
     assert purged
-    losses = [found["test_loss", t] for t in range(7)]
+    losses = [found["metrics/test_loss", t] for t in range(7)]
     assert losses == pytest.approx([record["test_loss"] for record in RECORDS])
-    found = events(tmp_path / "tensorboard")
+    found = events(tmp_path)
     tags = {value.tag for event in found for value in event.summary.value}
     assert {"_hparams_/experiment", "settings/text_summary", "table.md/text_summary"} <= tags
 
@@ -319,9 +320,14 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     study = Study("compare-quadratic", tmp_path, {})
+
+    def kill():
+        wandb.teardown()
+        time.sleep(1.1)  # its folders are named by the second
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        walk("wandb:mine", tmp_path, study, kill=wandb.teardown)
+        walk("wandb:mine", tmp_path, study, kill)
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.stat().st_mtime_ns)
     records = [record for file in files for record in wandb_records(file)]
     begun = [record.run for record in records if record.HasField("run")]

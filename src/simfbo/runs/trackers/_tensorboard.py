@@ -9,9 +9,8 @@ from typing import Any
 
 from simfbo.errors import require
 from simfbo.runs.files import as_folder_name
+from simfbo.runs.history import BOOKKEEPING
 from simfbo.runs.trackers._tracker import TrackedRun, require_installed
-
-_FOLDER = "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class TensorBoard:
 
     def _folder(self, run: TrackedRun) -> Path:
         if self.folder is None and run.directory is not None:
-            return run.directory / _FOLDER
-        folder = Path("runs", _FOLDER) if self.folder is None else Path(self.folder)
+            return run.directory
+        folder = Path("runs", "tensorboard") if self.folder is None else Path(self.folder)
         return folder.joinpath(*map(as_folder_name, filter(None, (run.study, run.name))))
 
 
@@ -58,17 +57,19 @@ class _Events:
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
         """Write scalars; the first time also the settings, as hyperparameters of these metrics."""
+        tagged = {_tag(name): value for name, value in values.items()}
         if not self._seen:
             self._seen = True
-            self._describe(values)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, round)
+            self._describe(tagged)
+        for tag, value in tagged.items():
+            self._writer.add_scalar(tag, value, round)
         self._writer.flush()
 
     def _describe(self, values: Mapping[str, float]) -> None:
         """Write the settings as hyperparameters."""
-        known = {key: _plain(value) for key, value in self._config.items()}
-        for summary in self._summaries.hparams(known, dict(values)):
+        known = {key: _plain(value) for key, value in self._config.items() if value is not None}
+        metrics = {tag: value for tag, value in values.items() if tag.startswith("metrics/")}
+        for summary in self._summaries.hparams(known, metrics):
             self._writer.file_writer.add_summary(summary)
 
     def artefact(self, file: Path) -> None:
@@ -86,6 +87,11 @@ class _Events:
         """Close the files."""
         self._writer.add_text("status", status)
         self._writer.close()
+
+
+def _tag(name: str) -> str:
+    """Return a name in the section of metrics, or in that of what they cost."""
+    return f"{'resources' if name in BOOKKEEPING else 'metrics'}/{name}"
 
 
 def _plain(value: object) -> bool | float | str:
