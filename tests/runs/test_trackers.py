@@ -317,6 +317,7 @@ def wandb_records(file):
 
 def test_wandb(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     study = Study("compare-quadratic", tmp_path, {})

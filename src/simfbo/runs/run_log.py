@@ -78,8 +78,9 @@ class RunLog:
     def start(self, first: Progress) -> Progress:
         """Start a new history; return the progress to start from."""
         self._writer = Writer(self._directory)
+        begun = self._write_header(first)
         self._tracking.begin_run(self.history.header)
-        return self._write_header(first)
+        return begun
 
     def _write_header(self, first: Progress) -> Progress:
         self._open.write("header", self.history.header)

@@ -15,6 +15,9 @@ from simfbo.runs.trackers._tracker import TrackedRun, require_installed
 class WandB:
     """A project of Weights & Biases.
 
+    Its files go to wandb/ in the current folder, or in WANDB_DIR: they hold links out of it, which
+    a run's own folder must not.
+
     Attributes:
         project: its name.
         mode: online, offline or disabled; by default WANDB_MODE, or else online where an API key is
@@ -40,7 +43,6 @@ class WandB:
             resume="allow",
             name=run.name,
             group=run.study,
-            dir=None if run.directory is None else str(run.directory),
             config=dict(run.config),
             tags=[f"{key}:{value}"[:64] for key, value in run.tags.items()],
             reinit="create_new",
