@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class WandB:
             resume="allow",
             name=run.name,
             group=run.study,
+            dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # it remembers an earlier folder
             config=dict(run.config),
             tags=[f"{key}:{value}"[:64] for key, value in run.tags.items()],
             reinit="create_new",
@@ -69,7 +71,8 @@ class _Run:
 
     def artefact(self, file: Path) -> None:
         """Save a copy of a file with the run."""
-        self._run.save(str(file), base_path=str(file.parent), policy="now")
+        own = shutil.copy(file, self._run.dir)
+        self._run.save(own, base_path=self._run.dir, policy="now")
 
     def end(self, status: str) -> None:
         """End the run; anything but finished is shown as failed."""
