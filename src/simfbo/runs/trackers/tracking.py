@@ -177,7 +177,8 @@ class Tracking:
         if not self._open or self._directory is None:
             return None
         ids = {key: one.id for key, one in self._open.items()}
-        return Nested(self._given, Study(self._directory.resolve().name, self._directory, ids))
+        given = [one for one in self._given if _key(tracker(one)) in ids]
+        return Nested(given, Study(self._directory.resolve().name, self._directory, ids))
 
     def record(self, record: Json) -> None:
         """Give a record of the history to the trackers that do not have it yet."""
