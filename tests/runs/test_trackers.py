@@ -329,6 +329,7 @@ def test_wandb(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         walk("wandb:mine", tmp_path, study, kill)
+        wandb.teardown()  # until then its process may not have written everything
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.stat().st_mtime_ns)
     records = [record for file in files for record in wandb_records(file)]
     begun = [record.run for record in records if record.HasField("run")]
