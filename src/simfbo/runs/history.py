@@ -28,7 +28,7 @@ FILE = "history.jsonl"
 # What records hold besides metrics.
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
                "bytes_up", "bytes_uncertainty", "refused", "seconds", "cpu_seconds",
-               "projected")  # fmt: skip
+               "projected", "channels")  # fmt: skip
 
 
 @dataclass

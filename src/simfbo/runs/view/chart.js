@@ -1,0 +1,352 @@
+// A chart: uPlot draws axes and lines, each with its own horizontal values; bands, labels at the
+// lines' ends and the readings under the pointer are drawn here.
+
+const FONT = "12px system-ui, sans-serif";
+const FADED = 0.18;
+const charts = new Set();
+
+class Chart {
+  // `small` charts have numbers as labels and no readings.
+  constructor(place, small) {
+    Object.assign(this, { place, small, lines: [], labels: [], plot: null, zoom: null });
+    this.highlighted = null;
+    this.tip = el("div", { className: "tip", hidden: true });
+    charts.add(this);
+  }
+
+  // Draw lines; options are `metric`, `along`, `logX` and `logY`.
+  show(lines, options) {
+    const shape = JSON.stringify([options, lines.map((line) => [line.name, look(line)])]);
+    this.lines = lines;
+    this.options = options;
+    if (shape !== this.shape) this.zoom = null;
+    if (shape === this.shape && this.plot) this.plot.setData(this.data(), true);
+    else this.build();
+    this.shape = shape;
+    this.describe();
+  }
+
+  // Make the plot anew, as a change of lines, axes, width or colours demands.
+  build() {
+    this.plot?.destroy();
+    this.theme = theme();
+    this.width = Math.max(this.place.clientWidth, 200);
+    this.plot = new uPlot(this.setup(), this.data(), this.place);
+    if (!this.small) this.plot.over.append(this.tip);
+  }
+
+  describe() {
+    const text =
+      `${words(this.options.metric)}: ` +
+      this.lines.map((line) => `${line.name} ${number(line.y[line.y.length - 1])}`).join("; ");
+    this.place.setAttribute("role", "img");
+    this.place.setAttribute("aria-label", text);
+  }
+
+  data() {
+    return [null, ...this.lines.map((line) => this.positive([line.x, line.y]))];
+  }
+
+  // On a logarithmic axis, what is not positive leaves a gap.
+  positive([x, y]) {
+    const { logX, logY } = this.options;
+    if (!logX && !logY) return [x, y];
+    const kept = x.map((value, i) => i).filter((i) => !logX || x[i] > 0);
+    return [kept.map((i) => x[i]), kept.map((i) => (logY && !(y[i] > 0) ? null : y[i]))];
+  }
+
+  setup() {
+    const { logX, logY } = this.options;
+    const height = this.small ? 170 : Math.min(420, Math.max(260, this.width * 0.42));
+    return {
+      mode: 2,
+      width: this.width,
+      height,
+      legend: { show: false },
+      padding: [10, this.room(), 0, 0],
+      cursor: { show: !this.small, y: false, points: { show: false }, drag: { x: true, y: false } },
+      scales: {
+        x: { time: false, distr: logX ? 3 : 1, range: () => this.range() },
+        y: { distr: logY ? 3 : 1, range: () => limits(this.inView(), "y", logY) },
+      },
+      axes: [this.axis("x", logX), this.axis("y", logY)],
+      series: [{}, ...this.lines.map((line) => this.series(line))],
+      hooks: {
+        drawAxes: [() => this.drawBands()],
+        draw: [() => this.drawLabels()],
+        setCursor: [() => this.read()],
+        setSelect: [() => this.zoomIn()],
+      },
+    };
+  }
+
+  series(line) {
+    const { colour, dash } = look(line);
+    return {
+      stroke: visible(colour, this.theme.card, 3),
+      width: line.thin ? 1 : 2,
+      dash: DASHES[dash],
+      paths: uPlot.paths.linear(),
+      points: { show: false },
+      alpha: this.alpha(line),
+      facets: [
+        { scale: "x", auto: true },
+        { scale: "y", auto: true },
+      ],
+    };
+  }
+
+  axis(key, logarithmic) {
+    const { quiet, line } = this.theme;
+    const format = key === "x" && this.options.along === "bytes" ? bytes : (v) => number(v, 6);
+    return {
+      scale: key,
+      stroke: quiet,
+      font: FONT,
+      size: key === "x" ? 24 : 58,
+      gap: 4,
+      space: key === "x" ? 70 : 34,
+      grid: { stroke: line, width: 1 },
+      ticks: { show: false },
+      values: (plot, splits) => splits.map((value) => (value === null ? "" : format(value))),
+      ...(logarithmic
+        ? { splits: (plot) => logSplits(plot, key), filter: (plot, all) => all }
+        : {}),
+    };
+  }
+
+  // The part of the horizontal axis that is shown.
+  range() {
+    return this.zoom ?? limits(this.lines, "x", this.options.logX);
+  }
+
+  // The lines, as far as they are within the part that is shown.
+  inView() {
+    if (!this.zoom) return this.lines;
+    const [low, high] = this.zoom;
+    const within = (line, values) =>
+      values?.filter((_, i) => line.x[i] >= low && line.x[i] <= high);
+    return this.lines.map((line) => ({
+      seeds: line.seeds,
+      y: within(line, line.y),
+      low: within(line, line.low),
+      high: within(line, line.high),
+    }));
+  }
+
+  zoomIn() {
+    const { left, width } = this.plot.select;
+    if (width < 4) return;
+    this.zoom = [left, left + width].map((at) => this.plot.posToVal(at, "x"));
+    this.plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.plot.setData(this.data(), true);
+  }
+
+  zoomOut() {
+    this.zoom = null;
+    this.plot?.setData(this.data(), true);
+  }
+
+  // Fade all lines but those of a run; null shows all.
+  highlight(run) {
+    if (this.highlighted === run || !this.plot) return;
+    this.highlighted = run;
+    this.lines.forEach((line, i) => {
+      this.plot.series[i + 1].alpha = this.alpha(line);
+    });
+    this.plot.redraw(false);
+  }
+
+  alpha(line) {
+    return this.highlighted && !line.runs.includes(this.highlighted) ? FADED : 1;
+  }
+
+  drawBands() {
+    for (const line of this.lines.filter((one) => one.low)) {
+      const context = this.clipped();
+      context.globalAlpha = 0.16 * this.alpha(line);
+      context.fillStyle = visible(look(line).colour, this.theme.card, 3);
+      context.fill(this.bandPath(line));
+      context.restore();
+    }
+  }
+
+  clipped() {
+    const { ctx, bbox } = this.plot;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    return ctx;
+  }
+
+  bandPath(line) {
+    const { logX, logY } = this.options;
+    const floor = logY ? this.plot.scales.y.min / 10 : -Infinity;
+    const shown = line.x
+      .map((x, i) => i)
+      .filter((i) => line.low[i] !== null && !(logX && line.x[i] <= 0));
+    const at = (i, value) => [
+      this.plot.valToPos(line.x[i], "x", true),
+      this.plot.valToPos(Math.max(value, floor), "y", true),
+    ];
+    const path = new Path2D();
+    for (const i of shown) path.lineTo(...at(i, line.high[i]));
+    for (const i of shown.toReversed()) path.lineTo(...at(i, line.low[i]));
+    return path;
+  }
+
+  // The width that labels take on the right.
+  room() {
+    if (this.usesNumbers()) return 26;
+    const context = (this.tip.context ??= document.createElement("canvas").getContext("2d"));
+    context.font = FONT;
+    const widest = Math.max(0, ...this.lines.map((line) => context.measureText(line.name).width));
+    return Math.min(widest + 14, this.width * 0.3);
+  }
+
+  usesNumbers() {
+    return this.small || this.width < 560;
+  }
+
+  // Names at the ends of lines, pushed apart where they would overlap.
+  drawLabels() {
+    const { ctx, bbox } = this.plot;
+    const ratio = devicePixelRatio;
+    this.labels = apart(this.ends(), bbox.top / ratio, (bbox.top + bbox.height) / ratio, 14);
+    ctx.save();
+    ctx.font = FONT.replace("12", String(12 * ratio));
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    for (const { line, text, y } of this.labels) {
+      ctx.globalAlpha = this.alpha(line);
+      ctx.fillStyle = visible(look(line).colour, this.theme.card, 4.5);
+      ctx.fillText(
+        shortened(ctx, text, (this.room() - 10) * ratio),
+        bbox.left + bbox.width + 6 * ratio,
+        y * ratio,
+      );
+    }
+    ctx.restore();
+  }
+
+  ends() {
+    return this.lines
+      .map((line) => {
+        const text = this.usesNumbers() ? String(look(line).number) : line.name;
+        const value = lastShown(line, this.zoom, this.options.logY);
+        return {
+          line,
+          text,
+          y: value === null ? NaN : this.plot.valToPos(value, "y", true) / devicePixelRatio,
+        };
+      })
+      .filter((label) => Number.isFinite(label.y));
+  }
+
+  // Show the values under the pointer.
+  read() {
+    const { left, top } = this.plot.cursor;
+    this.tip.hidden = this.small || left < 0 || !this.lines.length;
+    if (this.tip.hidden) return;
+    const x = this.plot.posToVal(left, "x");
+    const found = this.lines
+      .map((line) => ({ line, i: nearest(line.x, x) }))
+      .filter(({ line, i }) => i >= 0 && line.y[i] !== null)
+      .sort((one, other) => other.line.y[other.i] - one.line.y[one.i]);
+    const along = this.options.along === "bytes" ? bytes(x) : number(x, 5);
+    this.tip.replaceChildren(
+      el("b", { textContent: `${alongText(this.options.along)} ${along}` }),
+      ...found.slice(0, 12).map(({ line, i }) => reading(line, i, this.theme)),
+    );
+    const right = left > this.plot.over.clientWidth / 2;
+    this.tip.style.left = right ? "" : `${left + 14}px`;
+    this.tip.style.right = right ? `${this.plot.over.clientWidth - left + 14}px` : "";
+    this.tip.style.top = `${Math.min(top, 60)}px`;
+  }
+
+  resize() {
+    if (this.plot && Math.abs(this.place.clientWidth - this.width) > 1) this.build();
+  }
+
+  destroy() {
+    this.plot?.destroy();
+    charts.delete(this);
+  }
+}
+
+function reading(line, i, colours) {
+  const value = number(line.y[i]);
+  const band =
+    line.low && line.high[i] > line.low[i]
+      ? ` (${number(line.low[i], 3)} to ${number(line.high[i], 3)})`
+      : "";
+  const found = el("div", { textContent: `${line.name}: ${value}${band}` });
+  found.style.color = visible(look(line).colour, colours.card, 4.5);
+  return found;
+}
+
+function look(line) {
+  return looks.of(line.runs[0]);
+}
+
+function nearest(values, x) {
+  let best = -1;
+  for (let i = 0; i < values.length; i += 1) {
+    if (best < 0 || Math.abs(values[i] - x) < Math.abs(values[best] - x)) best = i;
+  }
+  return best;
+}
+
+// The last value of a line within the part that is shown.
+function lastShown(line, zoom, logarithmic) {
+  for (let i = line.y.length - 1; i >= 0; i -= 1) {
+    const inside = !zoom || (line.x[i] >= zoom[0] && line.x[i] <= zoom[1]);
+    if (inside && line.y[i] !== null && !(logarithmic && line.y[i] <= 0)) return line.y[i];
+  }
+  return null;
+}
+
+// Move labels up and down until they have some distance, within limits.
+function apart(labels, top, bottom, distance) {
+  const sorted = labels.toSorted((one, other) => one.y - other.y);
+  const most = Math.max(1, Math.floor((bottom - top) / distance));
+  const kept = sorted.slice(0, most);
+  kept.forEach((label, i) => {
+    label.y = Math.max(label.y, i ? kept[i - 1].y + distance : top + 6);
+  });
+  for (
+    let i = kept.length - 1, limit = bottom - 4;
+    i >= 0;
+    i -= 1, limit = kept[i + 1].y - distance
+  ) {
+    kept[i].y = Math.min(kept[i].y, limit);
+  }
+  return kept;
+}
+
+function shortened(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let kept = text;
+  while (kept && context.measureText(`${kept}…`).width > width) kept = kept.slice(0, -1);
+  return `${kept}…`;
+}
+
+// Powers of ten, as many as there is room for; in short ranges 2 and 5 times these, or fewer.
+function logSplits(plot, key) {
+  const { min, max } = plot.scales[key];
+  const [low, high] = [Math.log10(min), Math.log10(max)];
+  const length = (key === "x" ? plot.bbox.width / 70 : plot.bbox.height / 30) / devicePixelRatio;
+  const step = Math.max(1, Math.ceil((high - low) / length));
+  const factors =
+    high - low > 2.5 || step > 1
+      ? [1]
+      : high - low > 0.7
+        ? [1, 2, 5]
+        : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
+  const found = [];
+  for (let power = Math.floor(low / step) * step; power <= high; power += step) {
+    found.push(...factors.map((factor) => factor * 10 ** power));
+  }
+  return found.filter((value) => value >= min && value <= max);
+}
