@@ -45,7 +45,9 @@ class Browser:
 
     def _send(self, method, path, body=None):
         data = None if method in ("GET", "DELETE") else json.dumps(body or {}).encode()
-        request = Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
+        request = Request(
+            self._url + path, data, {"Content-Type": "application/json"}, method=method
+        )
         with urlopen(request, timeout=120) as answer:
             return json.load(answer)["value"]
 
@@ -61,7 +63,9 @@ class Browser:
 
     def text(self, selector):
         """Return the text of the elements that a selector finds, a line each."""
-        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText).join('\\n')"
+        script = (
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText).join('\\n')"
+        )
         return self.run(script, selector)
 
     def wait(self, script, seconds=60.0):

@@ -1,6 +1,7 @@
 """`simfbo watch`: follow runs in a browser while they go."""
 
 import argparse
+import contextlib
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def call(options: argparse.Namespace) -> int:
 
 def watch(runs: Sequence[Path], host: str, port: int, show: bool) -> int:
     """Serve the page until Ctrl-C."""
-    with Watcher(runs, host, port) as server:
+    with Watcher(runs, host, port) as server, contextlib.suppress(KeyboardInterrupt):
         if not is_local(host):
             print(
                 f"simfbo: everybody who can reach port {server.server_port} of {host} can see "
@@ -40,8 +41,5 @@ def watch(runs: Sequence[Path], host: str, port: int, show: bool) -> int:
         print(f"Watching {', '.join(map(str, runs))} at {server.url} (Ctrl-C ends).", flush=True)
         if show:
             webbrowser.open(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
+        server.serve_forever()
     return 0

@@ -124,7 +124,7 @@ def _new_lines(file: Path, seen: Json, most: int) -> Json:
     """Return the whole lines that a reader has not seen, up to a number of bytes."""
     with _opened(file) as history:
         size = 0 if history is None else os.fstat(history.fileno()).st_size
-        start, before = _place(history, seen)
+        start, before = _place(history, size, seen)
         data = b"" if history is None else history.read(max(most, 0))
     whole = data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == _CHUNK:
@@ -142,18 +142,18 @@ def _new_lines(file: Path, seen: Json, most: int) -> Json:
     }
 
 
-def _place(history: IO[bytes] | None, seen: Json) -> tuple[int, bytes]:
+def _place(history: IO[bytes] | None, size: int, seen: Json) -> tuple[int, bytes]:
     """Go to where a reader was; return the place, and the bytes before it that its mark is of.
 
     That is the start if the history is no longer what the reader has seen.
     """
     at = seen.get("at")
-    if history is None or not isinstance(at, int) or at <= 0:
+    if history is None or not isinstance(at, int) or not 0 < at <= size:
         return 0, b""
     first = max(0, at - _MARKED)
     history.seek(first)
     before = history.read(at - first)
-    if len(before) == at - first and _mark(before) == seen.get("mark"):
+    if _mark(before) == seen.get("mark"):
         return at, before
     history.seek(0)
     return 0, b""

@@ -19,7 +19,9 @@ from simfbo.runs.palette import COLOURS
 
 _FOLDER = Path(__file__).parent / "view"
 # The order matters: each uses what is defined before it.
-_SCRIPTS = ("format", "colours", "store", "lines", "chart", "table", "details", "main")
+_STYLES = ("uplot/uPlot.min.css", "page.css", "parts.css", "narrow.css")
+_SCRIPTS = ("format.js", "colours.js", "store.js", "lines.js", "marks.js", "chart.js", "table.js",
+            "details.js", "main.js")  # fmt: skip
 
 
 def live() -> str:
@@ -61,9 +63,9 @@ def _page(data: Json, noscript: str, connect: str) -> str:
 def _parts() -> tuple[str, str, str]:
     """Return the styles, the plotting library with its licence, and our own scripts."""
     library = f"/*!\n{_read('uplot/LICENSE')}\n*/\n{_read('uplot/uPlot.iife.min.js')}"
-    own = "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
+    own = "\n".join(map(_read, _SCRIPTS))
     script = f'(function () {{\n"use strict";\n{own}}})();'
-    return _read("uplot/uPlot.min.css") + _read("page.css"), library, script
+    return "\n".join(map(_read, _STYLES)), library, script
 
 
 def _read(name: str) -> str:

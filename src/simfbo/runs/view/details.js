@@ -92,8 +92,9 @@ function drawHeat(canvas, run, grid) {
   });
   canvas.cell = { ...cell, grid };
   const per = grid.clients > 1 ? `${grid.clients} clients` : "one client";
+  const last = Math.max(grid.lastRound, run.round);
   heatCaption =
-    `Clients 0 to ${count(grid.lastClient)} downwards, rounds 0 to ${count(Math.max(grid.lastRound, run.round))} to the right; ` +
+    `Clients 0 to ${count(grid.lastClient)} downwards, rounds 0 to ${count(last)} to the right; ` +
     `a cell is ${per} in ${plural(grid.rounds, "round")}, the fullest has ${count(most)}.`;
   canvas.setAttribute("aria-label", heatCaption);
   if (!canvas.matches(":hover")) say(byId("heat-text"), heatCaption);
@@ -148,7 +149,7 @@ function showSettings(run, differ) {
 // All values of a run; made only while they can be seen.
 function showEvaluations(run) {
   const place = byId("evaluations").querySelector(".wide");
-  if (!byId("evaluations").firstChild.open) return;
+  if (!byId("evaluations").open) return;
   const points = run.points;
   const step = Math.ceil(points.length / MOST_ROWS);
   const shown = points.filter((_, i) => i % step === 0 || i === points.length - 1);
@@ -166,10 +167,9 @@ function showEvaluations(run) {
 }
 
 function eventsOf(run) {
-  const { header } = run;
-  const found = [
-    `${header.algorithm ?? "Unknown algorithm"}, ${count(run.rounds)} iterations, seed ${setting(header.seed)}${live ? `, in ${run.id}` : ""}.`,
-  ];
+  const { algorithm = "Unknown algorithm", seed } = run.header;
+  const place = live ? `, in ${run.id}` : "";
+  const found = [`${algorithm}, ${count(run.rounds)} iterations, seed ${setting(seed)}${place}.`];
   if (run.resets) found.push(`Resumed while it was watched: ${plural(run.resets, "time")}.`);
   if (run.damaged)
     found.push(`${capital(plural(run.damaged, "line"))} of the history cannot be read.`);

@@ -240,7 +240,7 @@ function listen() {
     again();
   });
   byId("chart").addEventListener("dblclick", () => chart.zoomOut());
-  byId("evaluations").firstChild.addEventListener("toggle", render);
+  byId("evaluations").addEventListener("toggle", render);
   byId("heat").addEventListener("pointermove", readHeat);
   byId("heat").addEventListener("pointerleave", () => say(byId("heat-text"), heatCaption));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
