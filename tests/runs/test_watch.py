@@ -180,11 +180,13 @@ def test_a_line_longer_than_an_answer_is_skipped(tmp_path, monkeypatch):
 def test_new_runs_appear_and_removed_ones_go(tmp_path):
     reader = Reader(tmp_path)
     assert reader.ask()["runs"] == []
-    write(tmp_path / "study" / "seed10", head=header(seed=10))
-    file = write(tmp_path / "study" / "seed2", head=header(seed=2))
-    assert [run["name"] for run in reader.ask()["runs"]] == ["SimFBO, seed 2", "SimFBO, seed 10"]
-    file.unlink()
-    assert [run["name"] for run in reader.ask()["runs"]] == ["SimFBO"]
+    for name in ("b-seed10", "b-seed2", "a-seed10"):
+        write(tmp_path / "study" / name, head=header(name[0], int(name[6:])))
+    names = [run["name"] for run in reader.ask()["runs"]]
+    assert names == ["a, seed 10", "b, seed 2", "b, seed 10"]
+    (tmp_path / "study" / "b-seed10" / "history.jsonl").unlink()
+    (tmp_path / "study" / "a-seed10" / "history.jsonl").unlink()
+    assert [run["name"] for run in reader.ask()["runs"]] == ["b"]
 
 
 def test_which_folders_are_looked_at(tmp_path):
@@ -274,6 +276,9 @@ def test_names_mention_what_tells_runs_apart():
     assert labels([header(seed=1, clients=3), header(seed=2, clients=9)])[0] == (
         "SimFBO, clients 3, seed 1"
     )
+    longer = header() | {"rounds": 200}
+    assert labels([header(), longer]) == ["SimFBO, rounds 100", "SimFBO, rounds 200"]
+    assert labels([header(seed=0), longer | {"seed": 1}]) == ["SimFBO, seed 0", "SimFBO, seed 1"]
     assert labels([{}]) == ["unknown"]
     many = [header(**{f"key{i}": value for i in range(9)}) for value in (1, 2)]
     assert labels(many)[0] == "SimFBO, key0 1, key1 1, key2 1, key3 1, …"

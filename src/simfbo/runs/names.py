@@ -12,6 +12,7 @@ from simfbo.runs.files import Json
 _DERIVED = ("versions.", "about.", "inputs.")
 _SEEDS = ("seed", "config.seed")
 _OWNERS = ("config.algorithm", "config.task")  # whose settings mean nothing to another one
+_LENGTHS = ("rounds", "every")  # mentioned only where nothing else tells runs apart
 _MOST = 4  # settings in a name
 
 
@@ -38,9 +39,10 @@ def labels(headers: Sequence[Json]) -> list[str]:
     """
     flat = [settings(header) for header in headers]
     varying = {_last(key): key for key in _keys(flat) if _tells_apart(key, flat)}
-    seeds = varying.pop("seed", None)
-    varying.pop("algorithm", None)
-    return [_label(one, varying, seeds) for one in flat]
+    seed = varying.pop("seed", None)
+    brief = {name: key for name, key in varying.items() if name not in _LENGTHS}
+    found = [[_label(one, some, seed) for one in flat] for some in (brief, varying)]
+    return min(found, key=lambda names: -len(set(names)))  # the first, unless the second says more
 
 
 def groups(headers: Sequence[Json]) -> list[str]:
@@ -69,10 +71,10 @@ def _label(one: Json, varying: dict[str, str], seed: str | None) -> str:
 
 def _tells_apart(key: str, flat: Sequence[Json]) -> bool:
     """Return whether a setting differs between runs that it can be compared between."""
+    if key in ("algorithm", "config.algorithm.name"):
+        return False  # names begin with it
     owner = next((name for name in _OWNERS if key.startswith(f"{name}.")), "")
     kind = f"{owner}.name"
-    if key == "config.algorithm.name":
-        return False  # names begin with it
     found: dict[Hashable, set[str]] = {}
     for one in flat:
         about = None if key == kind else str(one.get(kind))

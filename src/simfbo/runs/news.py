@@ -97,9 +97,9 @@ def _newest(found: Sequence[Found]) -> Sequence[Found]:
     return sorted(found, key=lambda run: _changed(run.folder / FILE))[-_RUNS:]
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def _natural(text: str) -> list[tuple[str, int]]:
     """Return a key that sorts seed2 before seed10."""
-    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d{0,9})", text)]
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d{0,9})", text)]
 
 
 def _distinct(labels: Sequence[str], runs: Sequence[Found]) -> list[str]:

@@ -202,7 +202,7 @@ class Chart {
     const context = (this.tip.context ??= document.createElement("canvas").getContext("2d"));
     context.font = FONT;
     const widest = Math.max(0, ...this.lines.map((line) => context.measureText(line.name).width));
-    return Math.min(widest + 14, this.width * 0.3);
+    return Math.min(widest + 14, this.width * 0.24);
   }
 
   usesNumbers() {
@@ -213,35 +213,40 @@ class Chart {
   drawLabels() {
     const { ctx, bbox } = this.plot;
     const ratio = devicePixelRatio;
-    this.labels = apart(this.ends(), bbox.top / ratio, (bbox.top + bbox.height) / ratio, 14);
+    this.labels = apart(this.ends(), bbox.top, bbox.top + bbox.height, 14 * ratio);
     ctx.save();
     ctx.font = FONT.replace("12", String(12 * ratio));
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
-    for (const { line, text, y } of this.labels) {
-      ctx.globalAlpha = this.alpha(line);
-      ctx.fillStyle = visible(look(line).colour, this.theme.card, 4.5);
-      ctx.fillText(
-        shortened(ctx, text, (this.room() - 10) * ratio),
-        bbox.left + bbox.width + 6 * ratio,
-        y * ratio,
-      );
+    for (const label of this.labels) {
+      this.drawLabel(ctx, label, bbox.left + bbox.width + 6 * ratio, (this.room() - 10) * ratio);
     }
     ctx.restore();
   }
 
+  drawLabel(ctx, { line, text, from, y }, x, width) {
+    ctx.fillStyle = ctx.strokeStyle = visible(look(line).colour, this.theme.card, 4.5);
+    ctx.globalAlpha = this.alpha(line);
+    ctx.fillText(shortened(ctx, text, width), x, y);
+    ctx.globalAlpha *= 0.4;
+    ctx.beginPath();
+    ctx.setLineDash([1, 3]);
+    ctx.moveTo(...from);
+    ctx.lineTo(x - 2, y);
+    ctx.stroke();
+  }
+
+  // Where lines end, in pixels of the canvas, and what is said there.
   ends() {
-    return this.lines
-      .map((line) => {
-        const text = this.usesNumbers() ? String(look(line).number) : line.name;
-        const value = lastShown(line, this.zoom, this.options.logY);
-        return {
-          line,
-          text,
-          y: value === null ? NaN : this.plot.valToPos(value, "y", true) / devicePixelRatio,
-        };
-      })
-      .filter((label) => Number.isFinite(label.y));
+    const place = ({ x, y }) => [
+      this.plot.valToPos(x, "x", true),
+      this.plot.valToPos(y, "y", true),
+    ];
+    return this.lines.flatMap((line) => {
+      const text = this.usesNumbers() ? String(look(line).number) : line.name;
+      const end = lastShown(line, this.zoom, this.options);
+      return end ? [{ line, text, from: place(end), y: place(end)[1] }] : [];
+    });
   }
 
   // Show the values under the pointer.

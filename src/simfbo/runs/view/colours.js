@@ -1,7 +1,6 @@
 // Colours that can be seen on the page's background, and what tells lines apart besides them.
 
 const DASHES = [[], [9, 4], [2, 3], [9, 3, 2, 3]];
-const BORDERS = ["solid", "dashed", "dotted", "double"]; // the same in a table
 
 function theme() {
   const style = getComputedStyle(document.documentElement);
@@ -44,6 +43,16 @@ function visible(hex, background, ratio) {
   let share = 0;
   while (share < 1 && contrast(mix(hex, end, share), background) < ratio) share += 0.05;
   return mix(hex, end, Math.min(share, 1));
+}
+
+// A line's colour and dashes as the background of a box.
+function sample(colour, dash) {
+  let at = 0;
+  const stops = DASHES[dash].flatMap((length, i) => {
+    at += length;
+    return [`${i % 2 ? "transparent" : colour} ${at - length}px ${at}px`];
+  });
+  return stops.length ? `repeating-linear-gradient(90deg, ${stops.join(", ")})` : colour;
 }
 
 // A look for each group of runs, in the order in which they appear; it stays as others come.

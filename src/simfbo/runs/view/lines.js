@@ -7,7 +7,10 @@ function student(freedom) {
   if (freedom <= STUDENT.length) return STUDENT[freedom - 1];
   const z = 1.959964; // the first terms of its expansion, right to four digits here
   return (
-    z + (z ** 3 + z) / (4 * freedom) + (5 * z ** 5 + 16 * z ** 3 + 3 * z) / (96 * freedom ** 2)
+    z +
+    (z ** 3 + z) / (4 * freedom) +
+    (5 * z ** 5 + 16 * z ** 3 + 3 * z) / (96 * freedom ** 2) +
+    (3 * z ** 7 + 19 * z ** 5 + 17 * z ** 3 - 15 * z) / (384 * freedom ** 3)
   );
 }
 

@@ -53,7 +53,7 @@ function render() {
   changed = false;
   showRuns(known, metric);
   const names = known.map((run) => run.id);
-  const focus = choose(byId("focus"), names, names[0], (id) => runs.get(id).name);
+  const focus = choose(byId("focus"), names, current(known)[0].id, (id) => runs.get(id).name);
   showDetails(runs.get(focus), differ);
 }
 
@@ -147,25 +147,29 @@ function allMetrics(known) {
   return [...new Set(known.flatMap((run) => (run.last ? metricsOf(run.last) : [])))];
 }
 
+// Those in progress, if there are any: they are what a reader wants to see.
+function current(known) {
+  const running = known.filter((run) => run.status === "running");
+  return running.length ? running : known;
+}
+
 // The metric that most tasks name as their main one.
 function mainMetric(known, metrics) {
-  const votes = known
-    .map((run) => run.header.about?.metric)
-    .filter((name) => metrics.includes(name));
-  const number = (name) => votes.filter((vote) => vote === name).length;
-  return votes.sort((one, other) => number(other) - number(one))[0] ?? metrics[0];
+  const votes = current(known).map((run) => run.header.about?.metric);
+  const voted = (name) => votes.filter((vote) => vote === name).length;
+  return metrics.toSorted((one, other) => voted(other) - voted(one))[0];
 }
 
 // Fill a list of choices, keep what was chosen, and return it.
 function choose(select, values, first, text = words) {
-  const before = select.touched && values.includes(select.value) ? select.value : first;
+  const chosenValue = values.includes(select.value) ? select.value : first;
   replaceIfNew(
     select,
     values.map((value) => [value, text(value)]),
     () => values.map((value) => el("option", { value, textContent: text(value) })),
   );
-  if (before !== undefined && select.value !== before) select.value = before;
-  return before;
+  if (chosenValue !== undefined) select.value = chosenValue;
+  return chosenValue;
 }
 
 function toggle(id) {
@@ -223,10 +227,6 @@ function connected(text, well) {
 
 function listen() {
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
-  for (const id of ["metric", "focus"])
-    byId(id).addEventListener("input", (event) => {
-      event.target.touched = true;
-    });
   for (const id of ["metric", "along", "seeds", "focus"]) byId(id).addEventListener("input", again);
   byId("metric").addEventListener("input", () => {
     chosen.logY = null;

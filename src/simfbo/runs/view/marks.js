@@ -23,11 +23,12 @@ function nearest(values, x) {
   return best;
 }
 
-// The last value of a line within the part that is shown.
-function lastShown(line, zoom, logarithmic) {
+// The last point of a line within the part that is shown.
+function lastShown(line, zoom, { logX, logY }) {
   for (let i = line.y.length - 1; i >= 0; i -= 1) {
-    const inside = !zoom || (line.x[i] >= zoom[0] && line.x[i] <= zoom[1]);
-    if (inside && line.y[i] !== null && !(logarithmic && line.y[i] <= 0)) return line.y[i];
+    const [x, y] = [line.x[i], line.y[i]];
+    const inside = !zoom || (x >= zoom[0] && x <= zoom[1]);
+    if (inside && y !== null && (x > 0 || !logX) && (y > 0 || !logY)) return { x, y };
   }
   return null;
 }

@@ -56,8 +56,7 @@ function fill(parts, run, metric) {
   parts.row.classList.toggle("off", hidden.has(run.id));
   parts.toggle.setAttribute("aria-pressed", String(!hidden.has(run.id)));
   parts.toggle.setAttribute("aria-label", `Show ${run.name}`);
-  parts.swatch.style.borderTopColor = visible(colour, theme().card, 3);
-  parts.swatch.style.borderTopStyle = BORDERS[dash];
+  parts.swatch.style.background = sample(visible(colour, theme().card, 3), dash);
   say(parts.toggle.lastChild, String(n));
   say(cells.name, run.name);
   cells.name.title = run.id;
