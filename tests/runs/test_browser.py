@@ -222,6 +222,22 @@ def test_runs_in_progress_are_not_in_the_mean(page, tmp_path):
     assert names == ["FedNest", "FedNest, seed 2", "SimFBO", "SimFBO, seed 2"]
 
 
+def test_nothing_to_draw(page, tmp_path):
+    """A run that has just begun, and one without metrics."""
+    file = write(tmp_path / "a")
+    browser = page()
+    assert browser.text(".runs tbody .value") == "–"  # noqa: RUF001
+    bare = {key: record(3)[key] for key in ("round", "bytes_up", "bytes_down", "seconds")}
+    append(file, bare)
+    browser.wait("return document.querySelector('.runs tbody .progress').innerText == '3 of 100'")
+    append(file, record(4))
+    browser.wait("return view.labels().length == 1")
+    browser.run("document.querySelector('.runs tbody tr').click()")
+    assert browser.run("return view.labels()") == []
+    browser.run("document.querySelector('.runs tbody tr').click()")
+    assert browser.run("return view.labels()") == ["SimFBO"]
+
+
 def choose(browser, element, value):
     browser.run(
         "const e = document.getElementById(arguments[0]);"
@@ -343,7 +359,7 @@ def test_many_excluded_replies_stay_flat(page, tmp_path):
     append(file, *lines, kind="refusal")
     append(file, record(20_000))
     browser = page()
-    browser.wait("return document.querySelector('.runs .status').nextSibling"
+    browser.wait("return document.querySelector('.runs tbody .status')"
                  " && document.getElementById('excluded').hidden === false")  # fmt: skip
     browser.wait("return document.querySelector('#reasons')?.innerText.includes('20,000')")
     assert "Clients 0 to 2,999 downwards, rounds 0 to 20,000 to the right" in browser.text(

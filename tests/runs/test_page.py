@@ -183,6 +183,8 @@ def test_long_runs_are_thinned_and_end_where_they_end():
     assert rounds[:3] == [0, 3, 6]
     assert len(rounds) <= 4001
     assert rounds[-1] == 10_000
+    runs = data(report.page([history(count=3001)] * 10))["runs"]
+    assert sum(len(run["lines"]) for run in runs) <= 20_000 + 10 * 3
 
 
 def test_excluded_replies_are_counted():

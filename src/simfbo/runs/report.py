@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a page holds of a run: records, and columns of its map of excluded replies.
-_POINTS, _COLUMNS = 4000, 96
+# What a page holds: records of a run, of all runs, and columns of a map of excluded replies.
+_POINTS, _ALL_POINTS, _COLUMNS = 4000, 20_000, 96
 
 
 def metrics(history: History) -> list[str]:
@@ -207,16 +207,17 @@ def page(
     names, given = labels(histories) if names is None else names, names is not None
     titles = list(map(without_seed, names, headers))
     keys = titles if given else groups(headers)
+    most = min(_POINTS, _ALL_POINTS // max(1, len(histories)))
     runs = [
-        {"name": name, "title": title, "group": key, "lines": _lines(history)}
+        {"name": name, "title": title, "group": key, "lines": _lines(history, most)}
         for name, title, key, history in zip(names, titles, keys, histories, strict=True)
     ]
     return frozen(runs, differences(headers), list(map(summary, histories)), list(map(dict, table)))
 
 
-def _lines(history: History) -> list[Json]:
-    """Return the lines of a history as the page reads them, as many as it can show."""
-    records = history.records[:: -(-len(history.records) // _POINTS) or 1]
+def _lines(history: History, most: int) -> list[Json]:
+    """Return the lines of a history as the page reads them, with about so many records at most."""
+    records = history.records[:: -(-len(history.records) // most) or 1]
     records += history.records[-1:] if records[-1:] != history.records[-1:] else []
     found = {
         "header": [history.header],

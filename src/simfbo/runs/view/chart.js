@@ -19,11 +19,19 @@ class Chart {
     const shape = JSON.stringify([options, lines.map((line) => [line.name, look(line)])]);
     this.lines = lines;
     this.options = options;
+    this.place.dataset.lines = lines.length;
+    if (!lines.length) return this.clear();
     if (shape !== this.shape) this.zoom = null;
     if (shape === this.shape && this.plot) this.plot.setData(this.data(), true);
     else this.build();
     this.shape = shape;
     this.describe();
+  }
+
+  clear() {
+    this.plot?.destroy();
+    Object.assign(this, { plot: null, shape: null, labels: [] });
+    this.place.removeAttribute("aria-label");
   }
 
   // Make the plot anew, as a change of lines, axes, width or colours demands.

@@ -69,6 +69,9 @@ function showExcluded(run) {
 // Clients against rounds; the darker a cell, the more replies of it were excluded.
 function drawHeat(canvas, run, grid) {
   const { accent, line } = theme();
+  const key = JSON.stringify([run.id, run.excluded.total, run.round, accent]);
+  if (canvas.shownContent === key) return;
+  canvas.shownContent = key;
   const across = Math.floor(Math.max(grid.lastRound, run.round) / grid.rounds) + 1;
   const down = Math.floor(grid.lastClient / grid.clients) + 1;
   const width = Math.min(across, COLUMNS);

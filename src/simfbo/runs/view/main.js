@@ -188,8 +188,9 @@ function again() {
 }
 
 async function ask() {
-  const seen = {};
-  for (const { id, at, mark, log } of runs.values()) seen[id] = { at, mark, log: log?.stamp };
+  const seen = Object.fromEntries(
+    [...runs.values()].map(({ id, at, mark, log }) => [id, { at, mark, log: log?.stamp }]),
+  );
   const response = await fetch("lines", {
     method: "POST",
     headers: { "Content-Type": "application/json" },

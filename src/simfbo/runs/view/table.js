@@ -11,6 +11,7 @@ function showRuns(runs, metric) {
     if (!rows.has(run.id)) rows.set(run.id, rowOf(run));
     fill(rows.get(run.id), run, metric);
   }
+  for (const id of rows.keys()) if (!runs.some((run) => run.id === id)) rows.delete(id);
   const wanted = runs.map((run) => rows.get(run.id).row);
   if (wanted.length !== body.children.length || wanted.some((row, i) => row !== body.children[i])) {
     body.replaceChildren(...wanted);
