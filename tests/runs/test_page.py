@@ -109,6 +109,17 @@ def test_scripts_make_no_html_of_text():
         assert "<!--" not in text, file
 
 
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("uPlot.iife.min.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
+        ("uPlot.min.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),
+    ],
+)
+def test_the_library_is_as_published(name, digest):
+    assert hashlib.sha256((VIEW / "uplot" / name).read_bytes()).hexdigest() == digest
+
+
 def test_the_library_is_named_with_its_licence():
     library = parts(page.live())[2]
     assert "The MIT License" in library
