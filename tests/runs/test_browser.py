@@ -269,6 +269,31 @@ def test_controls(page, tmp_path):
     browser.wait("return document.querySelectorAll('#evaluations tbody tr').length == 11")
 
 
+def test_the_pointer_reads_zooms_and_highlights(page, tmp_path):
+    compared(tmp_path)
+    browser = page(6)
+    box = (
+        "const b = document.querySelector('{}').getBoundingClientRect(); return [b.x, b.y, b.width]"
+    )
+    left, top, width = browser.run(box.format("#chart .u-over"))
+    for share in (0.49, 0.5):
+        browser.mouse("Moved", left + share * width, top + 50)
+    browser.wait("return document.querySelector('.tip').innerText.startsWith('iteration 50')")
+    middle = {line["name"]: line["y"][5] for line in browser.run("return view.lines()")}
+    assert all(f"{name}: {value:.4g} (" in browser.text(".tip") for name, value in middle.items())
+    button = {"button": "left", "clickCount": 1}
+    browser.mouse("Pressed", left + 0.5 * width, top + 50, **button)
+    for share in (0.6, 0.7, 0.75):
+        browser.mouse("Moved", left + share * width, top + 50, **button)
+    browser.mouse("Released", left + 0.75 * width, top + 50, **button)
+    np.testing.assert_allclose(browser.run("return view.range()"), [50, 75], atol=1)
+    choose(browser, "metric", "loss")
+    assert browser.run("return view.range()") == [0, 100]
+    left, top, _ = browser.run(box.format(".runs tbody .name"))
+    browser.mouse("Moved", left + 5, top + 5)
+    browser.run("document.querySelector('#heat').dispatchEvent(new Event('pointermove'))")
+
+
 def test_each_line_has_a_label(page, tmp_path):
     compared(tmp_path)
     browser = page(6)

@@ -92,6 +92,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.devtools("Emulation.setEmulatedMedia", features=[scheme])
 
+    def mouse(self, kind, x, y, **more):
+        """Move the mouse, or press or release its button."""
+        self.devtools("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **more)
+
     def picture(self):
         """Return the whole page as a PNG in base64."""
         return self.devtools("Page.captureScreenshot", captureBeyondViewport=True)["data"]

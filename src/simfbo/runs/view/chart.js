@@ -267,9 +267,8 @@ class Chart {
       .map((line) => ({ line, i: nearest(line.x, x) }))
       .filter(({ line, i }) => i >= 0 && line.y[i] !== null)
       .sort((one, other) => other.line.y[other.i] - one.line.y[one.i]);
-    const along = this.options.along === "bytes" ? bytes(x) : number(x, 5);
     this.tip.replaceChildren(
-      el("b", { textContent: `${alongText(this.options.along)} ${along}` }),
+      el("b", { textContent: placeText(this.options.along, x) }),
       ...found.slice(0, 12).map(({ line, i }) => reading(line, i, this.theme)),
     );
     const right = left > this.plot.over.clientWidth / 2;

@@ -27,9 +27,9 @@ function linesOf(runs, metric, along, seeds) {
   const lines = [];
   for (const group of grouped(runs.filter((run) => run.best.has(metric))).values()) {
     const ended = group.filter((run) => run.end);
-    const together = seeds !== "single" && group.length > 1 ? ended : [];
-    const alone = group.filter((run) => !together.includes(run));
-    if (together.length) lines.push(meanLine(together, metric, along, seeds));
+    const averaged = seeds !== "single" && group.length > 1 ? ended : [];
+    const alone = group.filter((run) => !averaged.includes(run));
+    if (averaged.length) lines.push(meanLine(averaged, metric, along, seeds));
     for (const run of alone) {
       lines.push({ ...ownLine(run, metric, along), thin: seeds !== "single" && group.length > 1 });
     }

@@ -283,6 +283,7 @@ if (live) {
 window.view = {
   size: () => [...runs.values()].map((run) => run.points.length),
   labels: () => chart.labels.map((label) => label.text),
+  range: () => chart.range(),
   lines: () => chart.lines.map(({ name, x, y, low, high }) => ({ name, x, y, low, high })),
   student,
 };

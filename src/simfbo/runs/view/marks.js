@@ -1,5 +1,12 @@
 // What charts are marked with: labels, readings and the places of a logarithmic axis.
 
+// A place on the horizontal axis, in words.
+function placeText(along, x) {
+  if (along === "bytes") return `${bytes(x)} sent`;
+  if (along === "seconds") return `${duration(x)}`;
+  return `${along === "round" ? "iteration" : "communication round"} ${count(Math.round(x))}`;
+}
+
 function reading(line, i, colours) {
   const value = number(line.y[i]);
   const band =
