@@ -267,8 +267,9 @@ class Chart {
       .map((line) => ({ line, i: nearest(line.x, x) }))
       .filter(({ line, i }) => i >= 0 && line.y[i] !== null)
       .sort((one, other) => other.line.y[other.i] - one.line.y[one.i]);
+    const places = found.map(({ line, i }) => line.x[i]);
     this.tip.replaceChildren(
-      el("b", { textContent: placeText(this.options.along, x) }),
+      el("b", { textContent: placeText(this.options.along, places[nearest(places, x)] ?? x) }),
       ...found.slice(0, 12).map(({ line, i }) => reading(line, i, this.theme)),
     );
     const right = left > this.plot.over.clientWidth / 2;
