@@ -26,6 +26,7 @@ _COMMANDS = {
     "check": "check that an algorithm obeys the laws",
     "data": "list the data sets, or fetch one",
     "report": "draw runs as figures and one page",
+    "watch": "follow runs in a browser while they go",
     "flower": "run algorithms where the data is, on Flower",
 }
 

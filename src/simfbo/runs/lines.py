@@ -31,12 +31,16 @@ def as_line(kind: str, values: Json) -> bytes:
     return text[:-1] + _MARK + b'%08x"}\n' % zlib.crc32(text)
 
 
-def read_lines(data: bytes) -> Lines:
+def read_lines(data: bytes, before: bytes = b"") -> Lines:
     """Return the lines of a history that are whole.
 
     Once a line has a checksum, all later ones must: before, there were none.
+
+    Args:
+        data: the history, or the last part of it.
+        before: what stands before that part.
     """
-    found, checked = Lines([], [], 0), False
+    found, checked = Lines([], [], 0), _MARK in before
     *lines, last = data.split(b"\n")
     for raw in lines:
         checked = checked or _MARK in raw

@@ -1,12 +1,11 @@
 """Reports: a metric against rounds, bytes and seconds, as figures and one self-contained page.
 
-Matplotlib and Jinja2 (`simfbo[plots]`) are needed to draw and to write pages, not for `summary`.
+Matplotlib (`simfbo[plots]`) is needed to draw, not for `summary` and `page`.
 """
 
 import io
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,18 @@ from simfbo.core.exchange import Reason
 from simfbo.errors import UserError, require
 from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.runs.history import BOOKKEEPING, FILE, History
-from simfbo.runs.lines import flattened
+from simfbo.runs.lines import plain
+from simfbo.runs.names import differences, groups, without_seed
+from simfbo.runs.names import labels as names_of
+from simfbo.runs.page import frozen
 from simfbo.runs.palette import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TEMPLATE = "report.html.jinja"
+# What a page holds: records of a run, of all runs, and columns of a map of excluded replies.
+_POINTS, _ALL_POINTS, _COLUMNS = 4000, 20_000, 96
 
 
 def metrics(history: History) -> list[str]:
@@ -33,23 +36,7 @@ def metrics(history: History) -> list[str]:
 
 def labels(histories: Sequence[History]) -> list[str]:
     """Return the names of runs in a figure: the algorithm, and the settings that differ."""
-    flat = [dict(flattened(history.header)) for history in histories]
-    keys = {
-        key: None
-        for header in flat
-        for key in header
-        if not key.startswith(("versions.", "about."))
-    }
-    varying = {
-        _last(key): key for key in keys if len({repr(header.get(key)) for header in flat}) > 1
-    }
-    shown = [
-        pair for pair in varying.items() if pair[1] not in ("algorithm", "config.algorithm.name")
-    ]
-    return [
-        ", ".join([header["algorithm"], *(f"{name} {header.get(key)}" for name, key in shown)])
-        for header in flat
-    ]
+    return names_of([history.header for history in histories])
 
 
 def draw(
@@ -108,17 +95,16 @@ def _colours(histories: Sequence[History], names: Sequence[str]) -> dict[str, st
 
 def save(histories: Sequence[History], directory: Path, metric: str | None = None) -> list[Path]:
     """Write figure.png, figure.svg and report.html; return their paths."""
-    return write(draw(histories, metric), directory, lambda svg: page(histories, svg))
+    return write(draw(histories, metric), directory, page(histories))
 
 
-def write(figure: "Figure", directory: Path, as_page: Callable[[str], str]) -> list[Path]:
-    """Write a figure as PNG and SVG, and the page around it; return their paths."""
+def write(figure: "Figure", directory: Path, html: str) -> list[Path]:
+    """Write a figure as PNG and SVG, and a page; return their paths."""
     make_folder(directory)
-    svg = _rendered(figure, "svg")
     content = {
         "figure.png": _rendered(figure, "png"),
-        "figure.svg": svg,
-        "report.html": as_page(svg.decode()),
+        "figure.svg": _rendered(figure, "svg"),
+        "report.html": html,
     }
     for name, data in content.items():
         write_atomic(directory / name, data)
@@ -212,55 +198,57 @@ def size(count: int) -> str:
 
 def page(
     histories: Sequence[History],
-    svg: str,
     names: Sequence[str] | None = None,
     table: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return a self-contained HTML page.
+    """Return a self-contained HTML page: what `simfbo watch` shows, with the data inside.
 
     Args:
-        histories: the runs, one section each.
-        svg: the figure, which is trusted; everything else is escaped.
-        names: titles of the sections; `labels` by default.
+        histories: the runs.
+        names: of the runs; `labels` by default. Those that differ only in ", seed ..." at their end
+            are drawn as one line.
         table: rows to show below the figure, all with the same keys.
     """
-    jinja = require("jinja2", "plots")
-    environment = jinja.Environment(
-        loader=jinja.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja.StrictUndefined,
-        trim_blocks=True,
-    )
-    titles = labels(histories) if names is None else names
-    return environment.get_template(_TEMPLATE).render(
-        figure=svg[svg.index("<svg") :],
-        columns=list(table[0]) if table else [],
-        rows=[list(row.values()) for row in table],
-        runs=list(map(_section, histories, titles)),
-    )
+    headers = [history.header for history in histories]
+    names, given = labels(histories) if names is None else names, names is not None
+    titles = list(map(without_seed, names, headers))
+    keys = titles if given else groups(headers)
+    most = min(_POINTS, _ALL_POINTS // max(1, len(histories)))
+    runs = [
+        {"name": name, "title": title, "group": key, "lines": _lines(history, most)}
+        for name, title, key, history in zip(names, titles, keys, histories, strict=True)
+    ]
+    return frozen(runs, differences(headers), list(map(summary, histories)), list(map(dict, table)))
 
 
-def _section(history: History, name: str) -> Json:
-    """Return what the page shows of one run."""
-    columns = ["round", "bytes_down", "bytes_up", "seconds", *metrics(history)]
-    lines = summary(history).splitlines()
-    return {
-        "name": name,
-        "warnings": [line for line in lines if line.startswith("Warning")],
-        "summary": [line for line in lines if not line.startswith("Warning")],
-        "columns": [column.replace("_", " ") for column in columns],
-        "rows": [[_cell(column, record) for column in columns] for record in history.records],
-        "settings": json.dumps(history.header, indent=2),
+def _lines(history: History, most: int) -> list[Json]:
+    """Return the lines of a history as the page reads them, with about so many records at most."""
+    records = history.records[:: -(-len(history.records) // most) or 1]
+    records += history.records[-1:] if records[-1:] != history.records[-1:] else []
+    found = {
+        "header": [history.header],
+        "record": records,
+        "refusal": _counted(history),
+        "warning": history.warnings,
+        "verdict": [history.verdict],
+        "end": [history.end],
     }
+    return [
+        {"kind": kind, **plain(line)} for kind, lines in found.items() for line in lines if line
+    ]
 
 
-def _cell(name: str, record: Json) -> str:
-    value = record.get(name)
-    if name.startswith("bytes"):
-        return size(int(value or 0))
-    if name == "seconds":
-        return f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value is not None else ""
+def _counted(history: History) -> list[Json]:
+    """Return the excluded replies, those of one client in neighbouring rounds as one line."""
+    width = -(-max((line["round"] for line in history.refusals), default=0) // _COLUMNS) or 1
+    found = Counter(
+        (line["round"] // width * width, line["client"], line["reason"])
+        for line in history.refusals
+    )
+    return [
+        {"round": t, "client": client, "reason": reason, "count": count}
+        for (t, client, reason), count in found.items()
+    ]
 
 
 def _axes(history: History) -> list[tuple[str, Any]]:
@@ -284,7 +272,3 @@ def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
     """Return whether all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())
-
-
-def _last(key: str) -> str:
-    return key.rsplit(".", 1)[-1].replace("_", " ")

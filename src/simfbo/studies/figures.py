@@ -174,8 +174,5 @@ def save(
     write_atomic(directory / "table.md", markdown(table) + "\n")
     histories = [history for group in groups.values() for history in group]
     names = [f"{name}, seed {h.header['seed']}" for name, group in groups.items() for h in group]
-    report.write(
-        draw(groups, metric, looks=looks),
-        directory,
-        lambda svg: report.page(histories, svg, names, table),
-    )
+    page = report.page(histories, names, table)
+    report.write(draw(groups, metric, looks=looks), directory, page)
