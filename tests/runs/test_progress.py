@@ -36,8 +36,8 @@ def test_a_terminal_shows_a_bar_the_time_left_metrics_and_curves():
     assert "40/40" in last
     assert "left" in last
     accuracy, loss = (line.split() for line in last.splitlines() if line.startswith("test "))
-    assert accuracy == ["test", "accuracy", "0.8", "0.9", "▁▅█▆▇"]
-    assert loss == ["test", "loss", "4", "4", "█▆▅▃▁"]
+    assert accuracy == ["test", "accuracy", "0.8", "0.9", "▁█▄▆"]
+    assert loss == ["test", "loss", "4", "4", "█▆▃▁"]
 
 
 def test_elsewhere_there_is_a_plain_line_per_evaluation():
