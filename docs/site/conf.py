@@ -30,6 +30,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinxcontrib.katex",
     "docstrings",
+    "llms",
 ]
 templates_path = [str(HERE / "_templates")]  # autosummary would look in the sources
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.json", "gallery/*.zip"]
@@ -72,12 +73,18 @@ sphinx_gallery_conf = {
 # The pages
 html_theme = "pydata_sphinx_theme"
 html_title = "simfbo"
+html_sidebars = {"index": [], "changelog": []}
+html_baseurl = "https://simfbo.github.io/simfbo/latest/"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_sourcelink_suffix = ""  # the source of a tutorial is a notebook to download
 html_theme_options: dict[str, Any] = {
     "github_url": REPOSITORY,
     "navbar_persistent": ["search-button"],
     "navbar_align": "left",
     "header_links_before_dropdown": 9,
+    "secondary_sidebar_items": ["page-toc", "notebook-link", "sg_download_links", "sourcelink"],
+    "footer_end": [],
 }
 
 

@@ -8,7 +8,7 @@ import json
 import re
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
-_CELL = re.compile(r"^# %%(?: \[markdown\])?$\n?", re.MULTILINE)
+_CELL = re.compile(r"^# %%.*$\n?", re.MULTILINE)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[([^]]+)\]\(([^)\s]+)\)")
@@ -33,17 +33,16 @@ def _cell(part: str, index: int) -> dict[str, object]:
 
 def gallery_script(text: str) -> str:
     """Return an example with its text in reST, and its first text as the docstring."""
-    marks = [mark.group().strip() for mark in _CELL.finditer(text)]
+    marks = _CELL.findall(text)
     parts = _CELL.split(text)[1:]  # what stands before is the docstring, for --help
-    first, *rest = [
-        _rest(part) if mark.endswith("[markdown]") else part
+    title, *cells = [
+        _rest(part) if "markdown" in mark else part.strip("\n")
         for mark, part in zip(marks, parts, strict=True)
     ]
-    comments = [
-        f"# %%\n{_commented(part)}\n" if mark.endswith("[markdown]") else f"# %%\n{part}"
-        for mark, part in zip(marks[1:], rest, strict=True)
-    ]
-    return f'"""\n{first}\n"""\n\n' + "".join(comments)
+    found = [f'"""\n{title}\n"""']
+    for mark, cell in zip(marks[1:], cells, strict=True):
+        found.append(f"# %%\n{_commented(cell)}" if "markdown" in mark else cell)
+    return "\n\n".join(found) + "\n"
 
 
 def _rest(cell: str) -> str:
