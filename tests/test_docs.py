@@ -13,6 +13,7 @@ README = ROOT / "README.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs" / "site" / "index.md",
     *sorted((ROOT / "benchmarks").glob("*/README.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
 ]

@@ -32,7 +32,10 @@ NAMESPACES = {
     "simfbo.config.catalogue": "simfbo.config.catalogue",
 }
 # Names that differ in capitals only would be one file on some file systems.
-FILES = {"simfbo.tasks.Quadratic": "simfbo.tasks.Quadratic-class"}
+FILES = {
+    "simfbo.datasets.Status": "simfbo.datasets.Status-class",
+    "simfbo.tasks.Quadratic": "simfbo.tasks.Quadratic-class",
+}
 
 
 class Name(NamedTuple):

@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+PUBLISHED = os.environ.get("SIMFBO_DOCS_VERSION", "")  # the workflow sets it: "latest" or a tag
 sys.path.insert(0, str(HERE))
 
 import api_pages  # noqa: E402
@@ -74,7 +76,7 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = "simfbo"
 html_sidebars = {"index": [], "changelog": []}
-html_baseurl = "https://simfbo.github.io/simfbo/latest/"
+html_baseurl = f"https://simfbo.github.io/simfbo/{PUBLISHED or 'latest'}/"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_sourcelink_suffix = ""  # the source of a tutorial is a notebook to download
@@ -85,7 +87,13 @@ html_theme_options: dict[str, Any] = {
     "header_links_before_dropdown": 9,
     "secondary_sidebar_items": ["page-toc", "notebook-link", "sg_download_links", "sourcelink"],
     "footer_end": [],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
 }
+if PUBLISHED:  # among other versions; a site on disk has none to switch to
+    html_theme_options["navbar_end"] = ["version-switcher", "theme-switcher", "navbar-icon-links"]
+    html_theme_options["switcher"] = {"json_url": "../versions.json", "version_match": PUBLISHED}
+    html_theme_options["check_switcher"] = False
+    html_theme_options["show_version_warning_banner"] = True
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
