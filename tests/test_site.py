@@ -13,6 +13,7 @@ import gather
 import links
 import notebooks
 import pytest
+import sections
 import versions
 
 ROOT = Path(__file__).parent.parent
@@ -79,24 +80,40 @@ def test_examples_keep_their_code(file):
     assert re.search(r'^"""\n.+\n=+\n', made)
 
 
-def test_every_document_is_a_page_in_one_section():
-    pages = dict(gather.written())
+def test_every_page_is_once_in_the_navigation():
+    pages = gather.pages()
     shown = [line for text in pages.values() for line in toctrees(text)]
     names = {path.rpartition(".")[0] for path in pages}
     assert sorted(shown) == sorted(names - {"index"} | {"gallery/index"})
 
 
 def toctrees(text):
-    """Return the entries of the lists that make the navigation, without those of autosummary."""
     for block in re.findall(r"```{toctree}\n:hidden:\n\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():
             yield re.sub(r".*<(.+)>", r"\1", line)
 
 
+def test_a_document_heads_its_section():
+    texts = {"index": "", "reference-methods": "# Which?", "reference-simfbo": "# SimFBO"}
+    made = sections.arranged(texts)
+    assert made["reference-methods"].startswith("# Which?\n")
+    assert list(toctrees(made["reference-methods"])) == ["reference-simfbo"]
+    assert made["explanation"].startswith("# Explanation\n")
+    with pytest.raises(SystemExit, match="In no section of the site: lost"):
+        sections.arranged({**texts, "lost": "# Lost"})
+
+
 def test_titles_and_first_sentences():
     text = "<!-- needs: torch -->\n# T\n\n**Claim.** A is\nb ([how](x.md)). Also [c](d.md).\n"
-    assert gather.summary(text) == ("T", "A is b.")
-    assert gather.summary("# T\n\n## Part\n") == ("T", "")
+    assert sections.summary(text) == ("T", "A is b.")
+    assert sections.summary("# T\n\n## Part\n") == ("T", "")
+
+
+def test_old_pages_go_and_the_gallery_stays(tmp_path):
+    gather.write(tmp_path, {"a.md": b"a", "old.md": b"b", "gallery/c.rst": b"c"})
+    gather.write(tmp_path, {"a.md": b"a"}, kept="gallery/")
+    left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")]
+    assert sorted(left) == ["a.md", "gallery/c.rst"]
 
 
 def test_a_name_without_a_docstring_is_found(monkeypatch):

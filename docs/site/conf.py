@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ import simfbo  # noqa: E402
 
 for _title, _place in api_pages.NAMESPACES.items():
     sys.modules[_title] = importlib.import_module(_place)  # simfbo.sampling is simfbo.core.sampling
+
+# sphinx-gallery's workers end when they have grown; the examples they hold start again elsewhere.
+warnings.filterwarnings("ignore", "A worker stopped while some jobs")
 
 project = "simfbo"
 author = "The simfbo maintainers"
