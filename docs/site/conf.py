@@ -83,6 +83,8 @@ html_sidebars = {"index": [], "changelog": []}
 html_baseurl = f"https://simfbo.github.io/simfbo/{PUBLISHED or 'latest'}/"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = str(HERE / "_static" / "favicon.svg")
+html_context = {"default_mode": "auto"}
 html_sourcelink_suffix = ""  # the source of a tutorial is a notebook to download
 html_theme_options: dict[str, Any] = {
     "github_url": REPOSITORY,
