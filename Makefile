@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 
-.PHONY: demo test test-quick test-all coverage api methods setup torch lint types unit benchmark-setup lock sbom clean
+.PHONY: demo test test-quick test-all coverage docs methods setup torch lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
@@ -55,8 +55,16 @@ types: setup
 unit: .venv/.torch
 	$(PYTEST)
 
-api: setup  ## Write docs/reference-api.md from the docstrings
-	$(BIN)/python docs/make_api.py
+docs: .venv/.docs  ## Build and check the documentation site: build/docs/index.html
+	rm -rf build/docs
+	$(BIN)/python docs/site/gather.py build/docs-source
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site \
+	  --doctree-dir build/docs-source/doctrees build/docs-source/pages build/docs
+	$(BIN)/python docs/site/check_html.py build/docs
+
+.venv/.docs: .venv/.done requirements-docs.lock
+	$(PIP) --require-hashes --requirement requirements-docs.lock
+	@touch $@
 
 methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledger and the results
 	$(BIN)/python docs/make_methods.py
@@ -64,15 +72,18 @@ methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledge
 benchmark-setup: .venv/.torch  ## PyTorch and more, for comparisons of speed
 	$(PIP) --no-build-isolation --editable '.[benchmark]'
 
-lock:  ## Rebuild requirements.lock from pyproject.toml with the newest versions, by uv in .venv-tools
+UV_COMPILE := .venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+  --no-strip-extras --custom-compile-command 'make lock'
+
+lock:  ## Rebuild both lock files from pyproject.toml with the newest versions, by uv in .venv-tools
 	$(PYTHON) -m venv .venv-tools
 	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7
-	.venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
-	  --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml
+	$(UV_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
+	$(UV_COMPILE) --extra docs --constraint requirements.lock --output-file requirements-docs.lock pyproject.toml
 
 sbom: setup  ## Write sbom.json (CycloneDX), the bill of the locked packages with their hashes
 	$(BIN)/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
 	  --output-format JSON --output-file sbom.json requirements.lock
 
 clean:
-	rm -rf .venv .venv-tools sbom.json .pytest_cache .ruff_cache dist
+	rm -rf .venv .venv-tools build sbom.json .pytest_cache .ruff_cache dist

@@ -18,6 +18,7 @@ SYMPTOMS = ROOT / "docs" / "how-to-choose-by-symptom.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs" / "site" / "index.md",
     *sorted((ROOT / "benchmarks").glob("*/README.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
 ]
