@@ -54,7 +54,7 @@ def test_every_namespace_has_a_section():
     modules = {n for n in dir(simfbo) if isinstance(getattr(simfbo, n), type(simfbo))}
     assert modules == {"aggregation", "algorithms", "checks", "codecs", "datasets", "diagnostics",
                        "estimators", "flower", "local_work", "partition", "privacy", "sampling",
-                       "tasks", "torch"}  # fmt: skip
+                       "tasks", "torch", "trackers"}  # fmt: skip
     assert {f"simfbo.{name}" for name in modules} <= set(API.NAMESPACES)
     for name in modules:
         module = importlib.import_module(API.NAMESPACES[f"simfbo.{name}"])

@@ -33,7 +33,7 @@ from simfbo.estimators._validation import Data, RandomState, members
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
-from simfbo.runs.trackers import Track
+from simfbo.runs.trackers.tracking import Track
 from simfbo.runs.verdict import SOLVED
 from simfbo.tasks.linear import upper_loss
 from simfbo.tasks.models import Linear

@@ -14,7 +14,7 @@ from simfbo.estimators._base import (
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState, members
-from simfbo.runs.trackers import Track
+from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
 from simfbo.tasks._fair import assemble, group_weights, held_out
 from simfbo.tasks.metrics import group_means

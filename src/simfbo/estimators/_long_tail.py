@@ -11,7 +11,7 @@ from simfbo.estimators._base import FederatedClassifier, check_positive
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState
-from simfbo.runs.trackers import Track
+from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
 from simfbo.tasks._long_tail import assemble
 

@@ -13,7 +13,7 @@ from simfbo.estimators._base import FederatedClassifier, check_positive
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import Table, standardised
 from simfbo.estimators._validation import Data, RandomState, mask
-from simfbo.runs.trackers import Track
+from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks._label_cleaning import Trust, assemble, model_of, trust_in
 
 

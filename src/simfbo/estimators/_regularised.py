@@ -17,7 +17,7 @@ from simfbo.estimators._base import (
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import standardised
 from simfbo.estimators._validation import Data, RandomState
-from simfbo.runs.trackers import Track
+from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
 from simfbo.tasks._regularisation import assemble, penalties, scaled
 from simfbo.tasks.models import Linear

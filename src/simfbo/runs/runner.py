@@ -25,7 +25,7 @@ from simfbo.runs.pace import Pace
 from simfbo.runs.progress import shown
 from simfbo.runs.records import record_of
 from simfbo.runs.run_log import Progress, RunLog
-from simfbo.runs.trackers import Track, Tracking
+from simfbo.runs.trackers.tracking import Track, Tracking
 from simfbo.runs.verdict import Residuals, verdict
 
 Evaluate = Callable[[PyTree], dict[str, float]]

@@ -10,7 +10,7 @@ from simfbo.core.sampling import Sampler
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.runs.history import History
 from simfbo.runs.runner import OnRound, run
-from simfbo.runs.trackers import Track, Tracking
+from simfbo.runs.trackers.tracking import Track, Tracking
 from simfbo.tasks.task import Task
 
 

@@ -5,13 +5,12 @@ from simfbo.runs.trackers._mlflow import MLflow
 from simfbo.runs.trackers._tensorboard import TensorBoard
 from simfbo.runs.trackers._tracker import Tracked, TrackedRun, Tracker
 from simfbo.runs.trackers._wandb import WandB
-from simfbo.runs.trackers.tracking import Track, Tracking
+from simfbo.runs.trackers.tracking import Tracking
 
 __all__ = [
     "CSV",
     "MLflow",
     "TensorBoard",
-    "Track",
     "Tracked",
     "TrackedRun",
     "Tracker",
