@@ -14,6 +14,8 @@ import numpy as np
 
 from simfbo.core.exchange import Reason
 from simfbo.errors import UserError, require
+from simfbo.runs import style
+from simfbo.runs._svg import as_svg, only_light
 from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.runs.history import BOOKKEEPING, FILE, History
 from simfbo.runs.palette import COLOURS
@@ -59,7 +61,7 @@ def draw(
     Args:
         histories: the runs, one line each.
         metric: which one; the first run's main metric by default.
-        names: the runs' names in the legend; runs of the same name share a colour.
+        names: the runs' names at the lines' ends; runs of the same name share a colour.
 
     Returns:
         A Matplotlib figure.
@@ -69,30 +71,44 @@ def draw(
     if metric is None and not metrics(histories[0]):
         raise UserError("There is nothing to draw: the run had no `evaluate`, hence no metrics.")
     metric = metric or metrics(histories[0])[0]
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    _draw_lines(axes, histories, metric, labels(histories) if names is None else names)
+    names = labels(histories) if names is None else names
+    figure, (axes,) = style.new(
+        _finding(histories, metric, names), "and how each run got there",
+        size=(9.5, 3.0 + max(0, len(set(names)) - 12) * 0.16), columns=3, sharey=True,
+    )  # fmt: skip
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
-        style(ax, name)
-    # Names are plain text: a dollar sign in one must not start a formula.
-    axes[0].set_ylabel(metric.replace("_", " "), parse_math=False)
+        style.frame(ax, name)
+        style.numbers(ax.xaxis)
+    axes[0].set_ylabel(_words(metric), parse_math=False)
+    drawn = _draw_lines(axes, histories, metric, names)
     if spans_decades([history.column(metric) for history in histories]):
         axes[0].set_yscale("log")
-    for text in axes[0].legend(frameon=False, fontsize=8).get_texts():
-        text.set_parse_math(False)
+    style.label_lines(axes[-1], drawn)
     return figure
+
+
+def _finding(histories: Sequence[History], metric: str, names: Sequence[str]) -> str:
+    """Return where the runs end."""
+    ends = [history.column(metric)[-1] for history in histories]
+    if len(ends) > 3 or max(map(len, names)) > 30:
+        low, high = np.nanmin(ends), np.nanmax(ends)
+        return f"{len(ends)} runs end with a {_words(metric)} of {low:.4g} to {high:.4g}"
+    each = [f"{name} {value:.4g}" for name, value in zip(names, ends, strict=True)]
+    return f"{sentence(_words(metric))} at the end: {', '.join(each)}"
 
 
 def _draw_lines(
     axes: Sequence["Axes"], histories: Sequence[History], metric: str, names: Sequence[str]
-) -> None:
-    """Draw every run against every cost; the first of each name goes into the legend."""
-    colours = _colours(histories, names)
-    for i, (history, name) in enumerate(zip(histories, names, strict=True)):
-        colour = colours[name]
-        shown = name if name not in names[:i] else None
+) -> list[style.Label]:
+    """Draw every run against every cost; return labels for the last, one for each name."""
+    colours, found = _colours(histories, names), {}
+    for history, name in zip(histories, names, strict=True):
+        shown, values = None if name in found else name, history.column(metric)
         for ax, (_, along) in zip(axes, _axes(history), strict=True):
-            ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
+            ax.plot(along, values, color=colours[name], lw=1.6, label=shown)
+        last = _axes(history)[-1][1]
+        found.setdefault(name, style.Label(name, last, values, colours[name]))
+    return list(found.values())
 
 
 def _colours(histories: Sequence[History], names: Sequence[str]) -> dict[str, str]:
@@ -113,21 +129,16 @@ def save(histories: Sequence[History], directory: Path, metric: str | None = Non
 def write(figure: "Figure", directory: Path, as_page: Callable[[str], str]) -> list[Path]:
     """Write a figure as PNG and SVG, and the page around it; return their paths."""
     make_folder(directory)
-    svg = _rendered(figure, "svg")
+    svg, png = as_svg(figure), io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
     content = {
-        "figure.png": _rendered(figure, "png"),
+        "figure.png": png.getvalue(),
         "figure.svg": svg,
-        "report.html": as_page(svg.decode()),
+        "report.html": as_page(only_light(svg)),
     }
     for name, data in content.items():
         write_atomic(directory / name, data)
     return [directory / name for name in content]
-
-
-def _rendered(figure: "Figure", form: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form)
-    return buffer.getvalue()
 
 
 def summary(history: History) -> str:
@@ -266,13 +277,6 @@ def _axes(history: History) -> list[tuple[str, Any]]:
     ]
 
 
-def style(ax: "Axes", name: str) -> None:
-    """Label the horizontal axis and lighten the frame."""
-    ax.set_xlabel(name)
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
 def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
     """Return whether all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
@@ -289,4 +293,8 @@ def _flatten(tree: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _last(key: str) -> str:
-    return key.rsplit(".", 1)[-1].replace("_", " ")
+    return _words(key.rsplit(".", 1)[-1])
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
