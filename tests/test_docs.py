@@ -137,7 +137,7 @@ def test_the_readme_names_extras_that_exist():
 
 
 def test_the_readme_figure_is_small():
-    assert (ROOT / "docs" / "figure-readme.png").stat().st_size < 120_000
+    assert (ROOT / "docs" / "figure-readme.svg").stat().st_size < 60_000
 
 
 def test_the_readme_figure_has_the_numbers_of_the_table():

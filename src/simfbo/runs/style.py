@@ -115,7 +115,7 @@ def numbers(axis: Any, decade: Sequence[float] = (1,)) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     logarithmic = axis.get_scale() == "log"
-    axis.set_major_locator(LogLocator(subs=decade, numticks=5) if logarithmic else MaxNLocator(4))
+    axis.set_major_locator(LogLocator(subs=decade, numticks=4) if logarithmic else MaxNLocator(4))
     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axis.set_minor_formatter(NullFormatter())
 
