@@ -100,6 +100,13 @@ def frame(ax: "Axes", along: str, up: str = "", heading: str = "") -> None:
     ax.spines[["left", "bottom"]].set_color(MUTED)
 
 
+def key(ax: "Axes", **where: Any) -> None:
+    """Explain the few kinds of marks of an axes, where names next to them would not fit."""
+    style = {"frameon": False, "fontsize": SMALL, "handletextpad": 0.4}
+    for text in ax.legend(**style, **where).get_texts():
+        text.set(color=INK, parse_math=False)
+
+
 def per_cent(axis: Any) -> None:
     """Write the ticks of an axis of shares in per cent."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
