@@ -83,6 +83,7 @@ def draw(
     drawn = _draw_lines(axes, histories, metric, names)
     if spans_decades([history.column(metric) for history in histories]):
         axes[0].set_yscale("log")
+        style.numbers(axes[0].yaxis)
     style.label_lines(axes[-1], drawn)
     return figure
 

@@ -75,7 +75,8 @@ def draw(
 ) -> Figure:
     """Draw a metric against costs, a panel each, with a line and a band per method.
 
-    Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t).
+    Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t), on a
+    logarithmic axis only the upper half of those that reach below zero.
 
     Args:
         groups: the runs of each method, by the name that stands at the line's end.
@@ -83,42 +84,49 @@ def draw(
         along: the horizontal axes, of `tables.COSTS`.
         looks: how each method is drawn; a colour each by default.
         limits: of the vertical axis.
-        finding: the title; by default the method that ends best.
+        finding: the title; by default where methods end.
         about: what is drawn, added to the metric and the number of seeds.
     """
     if not all(history.records for histories in groups.values() for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
     looks = looks or looks_of_lines(list(groups))
     figure, (axes,) = style.new(
-        finding or best(groups, metric), _about(groups, metric, about),
+        finding or ends(groups, metric), _about(groups, metric, about),
         size=(9.8, max(3.1, 0.5 + 0.17 * len(groups))), columns=len(along), sharey=True,
     )  # fmt: skip
+    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories], limits)
     for ax, name in zip(axes, along, strict=True):
         _draw_panel(ax, groups, metric, name, looks)
-    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories], limits)
     axes[0].set_ylabel(metric.replace("_", " "), parse_math=False)
-    if metric.endswith("accuracy"):
+    if axes[0].get_yscale() == "log":
+        style.numbers(axes[0].yaxis)
+    elif metric.endswith("accuracy"):
         style.per_cent(axes[0].yaxis)
     style.label_lines(axes[-1], _labels(groups, metric, along[-1], looks))
     return figure
 
 
-def best(groups: Groups, metric: str) -> str:
-    """Return which method ends best, in words; how many there are, where runs were lost."""
-    ends = {name: mean(h.column(metric)[-1] for h in hs) for name, hs in groups.items()}
-    words = metric.replace("_", " ")
-    if any(map(lost, groups.values())) or not np.isfinite(list(ends.values())).all():
-        return f"{report.sentence(words)} of {len(ends)} methods"
+def ends(groups: Groups, metric: str) -> str:
+    """Return where methods end, the best first; of more than three only the best and the worst."""
+    words = report.sentence(metric.replace("_", " "))
+    found = {name: mean(h.column(metric)[-1] for h in hs) for name, hs in groups.items()}
+    if any(map(lost, groups.values())) or not np.isfinite(list(found.values())).all():
+        return f"{words} of {len(found)} methods"
     runs = [history for histories in groups.values() for history in histories]
-    sign = 1 if goal(runs, metric) == "max" else -1
-    first = max(ends, key=lambda name: sign * ends[name])
-    return f"{first} ends with the best {words}, {ends[first]:.4g}"
+    sign = -1 if goal(runs, metric) == "max" else 1
+    order = sorted(found, key=lambda name: sign * found[name])
+    shown = order if len(order) <= 3 else [order[0], order[-1]]
+    said = ["best ", "worst "] if len(order) > 3 else [""] * 3
+    parts = [f"{how}{name} {found[name]:.4g}" for how, name in zip(said, shown, strict=False)]
+    return f"{words} at the end: {', '.join(parts)}"
 
 
 def _about(groups: Groups, metric: str, more: str) -> str:
     """Return what is drawn: the metric, how many seeds, and what else there is to say."""
     seeds = max(map(len, groups.values()))
     of = f"mean of {seeds} seeds with its 95 % interval" if seeds > 1 else "one seed"
+    if seeds > 1 and report.spans_decades([h.column(metric) for hs in groups.values() for h in hs]):
+        of += " (the upper half where it reaches below zero)"
     return f"{report.sentence(metric.replace('_', ' '))}, {of}. {more}".strip()
 
 
@@ -177,7 +185,10 @@ def _band(
         ax.plot(grid, middle, color=GREY, ls=look.style, lw=1, label=name, zorder=1.9)
         return
     ax.plot(grid, middle, color=look.colour, ls=look.style, lw=1.8, label=name)
-    ax.fill_between(grid, middle - half, middle + half, color=look.colour, alpha=0.13, lw=0)
+    low = middle - half
+    if ax.get_yscale() == "log":  # which cannot show what is below zero
+        low = np.where(low > 0, low, middle)
+    ax.fill_between(grid, low, middle + half, color=look.colour, alpha=0.13, lw=0)
 
 
 def _later(
