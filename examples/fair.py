@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from simfbo import SimulatedFederation, datasets, partition, solve
-from simfbo.runs.report import COLOURS, style
+from simfbo.runs import style
+from simfbo.runs.palette import COLOURS, GREY
 from simfbo.tasks import baselines, fair, group_weights, linear, metrics, samples
 from simfbo.tasks.models import Linear
 
@@ -111,29 +111,37 @@ print(baselines.table(outcomes, "SimFBO", last, task.metric))
 
 # %%
 lines = [(one.name, one.metrics) for one in outcomes[:2]] + [("SimFBO", last)]
-looks = {"no weights": ("#888", "o"), "inverse frequency": (COLOURS[4], "D"),
+looks = {"no weights": (GREY, "o"), "inverse frequency": (COLOURS[4], "D"),
          "SimFBO": (COLOURS[0], "o")}  # fmt: skip
-figure = Figure(figsize=(9, 4), layout="constrained")
-left, right = figure.subplots(1, 2)
 places, losses = range(len(NAMES)), [[each[f"loss {g}"] for g in NAMES] for _, each in lines]
+worst = {name: max(values) for (name, _), values in zip(lines, losses, strict=True)}
+finding = f"{worst['SimFBO']:.2f} with SimFBO, {worst['no weights']:.2f} without weights"
+about = "Left: the loss of each group. Right: the weights over the run."
+figure, ((left, right),) = style.new(
+    f"Loss of the worst group: {finding}", about, size=(9, 3.4), columns=2
+)
+style.frame(left, "loss on the group's test images")
 left.hlines(places, losses[0], losses[-1], color=COLOURS[0], lw=3, alpha=0.3)
 for (name, _), values in zip(lines, losses, strict=True):
     colour, marker = looks[name]
     left.scatter(values, places, color=colour, marker=marker, s=60, label=name, zorder=3)
-left.set_yticks(places, [f"{name}\n{shares[i]:.0%} of rows" for i, name in enumerate(NAMES)])
-left.set(ylim=(-1.5, len(NAMES) - 0.6), title="The loss of each group")
-style(left, "loss on the group's test images")
-left.legend(frameon=False, loc="lower right", handletextpad=0.2)
+sizes = [f"{100 * share:.0f} % of rows" for share in shares]
+left.set_yticks(places, [f"{name}, {size}" for name, size in zip(NAMES, sizes, strict=True)])
+left.set_ylim(-1.2, len(NAMES) - 0.6)
+style.key(left, loc="lower right")
 
-for name, colour in zip(NAMES, COLOURS[1:], strict=False):
-    right.plot(history.column("round"), history.column(f"weight {name}"), color=colour, lw=2)
-    right.annotate(name, (rounds, last[f"weight {name}"]), (4, 0), textcoords="offset points",
-                   va="center", color=colour)  # fmt: skip
-right.set(ylabel="weight of a row in training", ylim=(0, None), title="The weights over the run")
-right.margins(x=0)
-style(right, "rounds of SimFBO")
+style.frame(right, "rounds of SimFBO", "weight of a row in training")
+curves = [
+    style.Label(name, history.column("round"), history.column(f"weight {name}"), colour, bold=True)
+    for name, colour in zip(NAMES, COLOURS[1:], strict=False)
+]
+for curve in curves:
+    right.plot(curve.x, curve.y, color=curve.colour, lw=2)
+right.set(xlim=(0, rounds), ylim=(0, None))
+style.label_lines(right, curves)
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
+style.save_svg(figure, options.output / "figure.svg")
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]

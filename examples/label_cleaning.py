@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from simfbo import SimulatedFederation, datasets, partition, solve
-from simfbo.runs.report import COLOURS, style
+from simfbo.runs import style
+from simfbo.runs.palette import COLOURS, MUTED
 from simfbo.tasks import baselines, label_cleaning, label_noise, samples, trust_in
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -74,24 +74,29 @@ print(baselines.table(outcomes, "SimFBO, trust learnt", last, task.metric))
 # ## The figure
 
 # %%
-figure = Figure(figsize=(9, 4), layout="constrained")
-left, right = figure.subplots(1, 2)
-shares = np.array([noisy.wrong[own].mean() for own in lower])
-left.plot([0, 100], [1, 0], color="#888", ls="--", lw=1.4, label="the share of correct labels")
-left.scatter(100 * shares, [trust[own].mean() for own in lower], color=COLOURS[0], s=40, zorder=3)
-left.legend(frameon=False, loc="lower left")
-left.set(ylabel="mean trust in the client's labels", title="Each of 20 clients")
-style(left, "wrong labels of the client, %")
-
 unchecked = np.concatenate(lower)
 found, wrong = trust[unchecked], noisy.wrong[unchecked]
+right_found, wrong_found = (100 * np.mean(part > 0.5) for part in (found[~wrong], found[wrong]))
+finding = f"{right_found:.0f} % of the right labels, {wrong_found:.0f} % of the wrong ones"
+about = f"Left: the mean of each of 20 clients. Right: each of {len(found):,} labels."
+figure, ((left, right),) = style.new(
+    f"Trust above one half: {finding}", about, size=(9, 3.4), columns=2
+)
+shares = np.array([noisy.wrong[own].mean() for own in lower])
+style.frame(left, "wrong labels of the client, %", "mean trust in the client's labels")
+left.plot([0, 100], [1, 0], color=MUTED, ls="--", lw=1.4, label="the share of right labels")
+left.scatter(100 * shares, [trust[own].mean() for own in lower], color=COLOURS[0], s=40, zorder=3)
+style.key(left, loc="lower left")
+
+style.frame(right, "trust in the label", "labels (logarithmic)")
 right.hist([found[~wrong], found[wrong]], bins=np.linspace(0, 1, 11), color=COLOURS[:2],
-           label=["correct", "wrong"], log=True)  # fmt: skip
-right.set(ylabel="labels (logarithmic)", xlim=(0, 1), title=f"Each of {len(found):,} labels")
-style(right, "trust in the label")
-right.legend(frameon=False, title="the label is", alignment="left", loc="upper center")
+           label=["right labels", "wrong labels"], log=True)  # fmt: skip
+right.set_xlim(0, 1)
+style.numbers(right.yaxis)
+style.key(right, loc="upper center")
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
+style.save_svg(figure, options.output / "figure.svg")
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]

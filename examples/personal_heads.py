@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from simfbo import SimulatedFederation, datasets, partition, solve
-from simfbo.runs.report import COLOURS, style
+from simfbo.runs import style
+from simfbo.runs.palette import COLOURS, GREY
 from simfbo.tasks import baselines, hyper_representation
 from simfbo.tasks.models import mlp, moments, standardise
 from simfbo.tasks.personal_heads import Half, fit_head, halves
@@ -100,17 +100,20 @@ before, after = 100 * np.array(jax.lax.map(accuracies, (fitted, tested)))
 # %%
 order = np.argsort(before)
 digits = [" and ".join(map(str, np.unique(labels[parts[i - UNSEEN]]))) for i in order]
-figure = Figure(figsize=(8, 3.6), layout="constrained")
-ax, places = figure.subplots(), range(UNSEEN)
+finding = f"{after.mean():.1f} % with own heads, {before.mean():.1f} % with the shared one"
+about = "Five clients that were not in training."
+figure, ((ax,),) = style.new(f"Unseen clients: {finding}", about, size=(8.5, 3.0))
+style.frame(ax, "accuracy on the client's test images, %")
+places = range(UNSEEN)
 ax.hlines(places, before[order], after[order], color=COLOURS[0], lw=3, alpha=0.3)
-ax.scatter(before[order], places, color="#888", s=70, label="the shared head", zorder=3)
+ax.scatter(before[order], places, color=GREY, s=70, label="the shared head", zorder=3)
 ax.scatter(after[order], places, color=COLOURS[0], s=70, label="its own head", zorder=4)
 ax.set_yticks(places, [f"holds {held}" for held in digits])
-ax.set(title="Five clients that were not in training", ylim=(-0.5, UNSEEN - 0.5))
-style(ax, "accuracy on the client's test images, %")
-ax.legend(frameon=False)
+ax.set_ylim(-0.5, UNSEEN - 0.5)
+style.key(ax, loc="best")
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
+style.save_svg(figure, options.output / "figure.svg")
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]

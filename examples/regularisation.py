@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from simfbo import SimulatedFederation, solve
-from simfbo.runs.report import COLOURS, style
+from simfbo.runs import style
+from simfbo.runs.palette import COLOURS, MUTED
 from simfbo.tasks import baselines, penalties, regularisation, samples
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -71,8 +71,13 @@ print(baselines.table(outcomes, "SimFBO, a penalty per feature", last, task.metr
 # %%
 order = np.argsort(learnt)
 relevant = np.zeros(len(order), bool) if held.relevant is None else held.relevant[order]
-figure = Figure(figsize=(8, 4.5), layout="constrained")
-ax = figure.subplots()
+finding = f"The penalties learnt lie between {learnt.min():.2g} and {learnt.max():.2g}"
+if held.relevant is not None:
+    least, most = learnt[~held.relevant].min(), learnt[held.relevant].max()
+    finding = f"Features that matter get penalties up to {most:.2g}, the others from {least:.2g}"
+about = f"{len(order)} features, of which {relevant.sum()} matter; 20 clients."
+figure, ((ax,),) = style.new(finding, about, size=(8.5, 3.8))
+style.frame(ax, "features, sorted by penalty", "L2 penalty learnt")
 for matters, name, colour in (
     (True, "matters", COLOURS[0]),
     (False, "does not matter", COLOURS[1]),
@@ -83,14 +88,14 @@ for matters, name, colour in (
     ax.scatter(places, values, color=colour, s=36, zorder=3, label=name)
 if len(outcomes) > 1:  # the second is the best of twenty
     best = task.baselines[1].candidates[outcomes[1].chosen]
-    ax.axhline(penalties(best, floor=0.01)[0], color="#444", ls="--", lw=1.4, zorder=1,
+    ax.axhline(penalties(best, floor=0.01)[0], color=MUTED, ls="--", lw=1.4, zorder=1,
                label="one penalty for all, best of 20")  # fmt: skip
-ax.set(yscale="log", ylabel="L2 penalty learnt", xlim=(-1, len(order)),
-       title=f"{len(order)} features, of which {relevant.sum()} matter; 20 clients")  # fmt: skip
-style(ax, "features, sorted by penalty")
-ax.legend(frameon=False, loc="upper left")
+ax.set(yscale="log", xlim=(-1, len(order)))
+style.numbers(ax.yaxis)
+style.key(ax, loc="upper left")
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
+style.save_svg(figure, options.output / "figure.svg")
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]

@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import tomllib
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import jax
@@ -190,8 +191,28 @@ def test_the_readme_names_extras_that_exist():
     assert {"all", "estimators", "flower", "privacy"} <= set(named)
 
 
-def test_the_readme_figure_is_small():
-    assert (ROOT / "docs" / "figure-readme.png").stat().st_size < 120_000
+FIGURES = sorted([*(ROOT / "docs").glob("*.svg"), *(ROOT / "benchmarks").glob("*/*.svg")])
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=name)
+def test_figures_are_small_need_nothing_else_and_have_dark_colours(figure):
+    text = text_of(figure)
+    assert len(text) < 300_000
+    assert ET.fromstring(text).findtext("{http://www.w3.org/2000/svg}title")
+    assert "@media (prefers-color-scheme: dark)" in text
+    links = re.findall(r"""(?:href|src)=["']([^"']*)|url\(([^)]*)""", text)
+    assert all((a or b).startswith(("#", "data:image/png;")) for a, b in links)
+    assert not re.search(r"<script|@import|<foreignObject", text)
+
+
+def test_pictures_are_svg_and_shown_somewhere():
+    shown = "".join(map(text_of, PAGES))
+    assert [figure for figure in FIGURES if figure.name not in shown] == []
+    assert not list((ROOT / "benchmarks").glob("*/*.png")) + list((ROOT / "docs").glob("*.png"))
+
+
+def test_the_first_picture_of_the_readme_explains_the_idea():
+    assert re.findall(r"\]\(([^)]+\.svg)\)", text_of(README))[0] == "docs/figure-idea.svg"
 
 
 def test_the_readme_figure_has_the_numbers_of_the_table():

@@ -42,7 +42,7 @@ def main() -> None:
             results[name] = PARTS[name]()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     tables.show(results)
-    draw(results, HERE / "figure.png")
+    draw(results, HERE / "figure.svg")
 
 
 if __name__ == "__main__":

@@ -6,31 +6,46 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from simfbo.runs import style
+from simfbo.runs.palette import INK, MUTED
+
+GAP = 2  # pixels between images
+
 
 def draw(truth: list[np.ndarray], rows: dict[str, tuple[list[np.ndarray], float]]) -> Figure:
     """Return the figure: a client a column, the truth and every situation a row."""
-    figure = Figure(figsize=(8.9, 0.72 * len(rows) + 1.1), facecolor="white")
-    heights = [1, 0.28, *[1] * len(rows)]
-    axes = figure.subplots(len(heights), len(truth), height_ratios=heights)
-    figure.subplots_adjust(0.135, 0.005, 0.945, 0.995, wspace=0.05, hspace=0.05)
-    for ax in axes.flat:
-        ax.set_axis_off()
-    axes[1, 0].text(0, 0.5, "read from a message", va="center", color="#d1495b", fontsize=9)
-    axes[1, -1].text(1.06, 0.5, "corr.", va="center", color="#777777", fontsize=8)
-    shown = [("true image", truth, ""), *((name, *row) for name, row in rows.items())]
-    for line, (name, images, fit) in zip(np.delete(axes, 1, 0), shown, strict=True):
-        for ax, image in zip(line, images, strict=True):
-            _show(ax, image)
-        side = {"va": "center", "transform": line[0].transAxes}
-        line[0].text(-0.12, 0.5, name, ha="right", fontsize=9.5, **side)
-        if fit:
-            side["transform"] = line[-1].transAxes
-            line[-1].text(1.06, 0.5, f"{fit:.2f}", color="#777777", fontsize=9, **side)
+    figure, axes = style.new(
+        finding(rows),
+        "First row: an image of each of ten clients. Below: what can be read from the message that"
+        " the client sent, and its mean correlation with the truth.",
+        size=(8.9, 0.72 * (len(rows) + 1)), rows=len(rows) + 1,
+    )  # fmt: skip
+    shown = {"true image": (truth, None), **rows}
+    for ax, (name, (images, fit)) in zip(axes[:, 0], shown.items(), strict=True):
+        _show(ax, images)
+        beside = {"va": "center", "size": style.TEXT, "transform": ax.transAxes}
+        ax.text(-0.015, 0.5, name, ha="right", color=INK, **beside)
+        ax.text(1.015, 0.5, "" if fit is None else f"{fit:.2f}", color=MUTED, **beside)
     return figure
 
 
-def _show(ax: Any, image: np.ndarray) -> None:
-    """Draw one image, its greys stretched; few of them keep the file small."""
-    pixels = image.reshape(int(np.sqrt(image.size)), -1)
-    low, high = np.quantile(image, [0.02, 0.995])
-    ax.imshow(pixels, colormaps["gray"].resampled(12), vmin=low, vmax=high, interpolation="nearest")
+def finding(rows: dict[str, tuple[list[np.ndarray], float]]) -> str:
+    """Return how much of the images the most and the least talkative messages show."""
+    fits = {name: fit for name, (_, fit) in rows.items()}
+    most, least = max(fits, key=fits.__getitem__), min(fits, key=fits.__getitem__)
+    return (
+        f"One message shows a client's image with a correlation of {fits[most]:.2f} ({most});"
+        f" {least.rpartition(', ')[2]} leaves {fits[least]:.2f}"
+    )
+
+
+def _show(ax: Any, images: list[np.ndarray]) -> None:
+    """Draw images side by side, their greys stretched; few of them keep the file small."""
+    side = int(np.sqrt(images[0].size))
+    strip = np.full((side, len(images) * (side + GAP) - GAP), np.nan)
+    for i, image in enumerate(images):
+        low, high = np.quantile(image, [0.02, 0.995])
+        scaled = (image.reshape(side, side) - low) / (high - low)
+        strip[:, i * (side + GAP) : i * (side + GAP) + side] = scaled.clip(0, 1)
+    ax.imshow(strip, colormaps["gray"].resampled(12), vmin=0, vmax=1, interpolation="none")
+    ax.set_axis_off()

@@ -2,7 +2,7 @@
 
     python benchmarks/leakage/run.py [messages | training]
 
-Writes results.json and figure.png; the two parts can be run on their own.
+Writes results.json and figure.svg; the two parts can be run on their own.
 """
 
 import json
@@ -30,6 +30,7 @@ from simfbo.core.sampling import Cohort
 from simfbo.engines import SimulatedFederation
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import UserError
+from simfbo.runs.style import save_svg
 from simfbo.tasks.models import moments
 
 HERE = Path(__file__).parent
@@ -40,13 +41,13 @@ KEY = jax.random.key(7)
 ETA = Point(0.05, 0.2, 0.1)  # the default step sizes
 SHOWN = 10  # clients in the figure
 SHOW = {
-    "round 1, batch 1": "batch 1,\nround 1",
-    f"round {ROUNDS + 1}, batch 1": f"batch 1,\nround {ROUNDS + 1}",
+    "round 1, batch 1": "batch 1, round 1",
+    f"round {ROUNDS + 1}, batch 1": f"batch 1, round {ROUNDS + 1}",
     "round 1, batch 8": "batch 8",
     "round 1, batch 64": "batch 64",
-    "round 1, batch 1, clipped, noise by the client, z = 0.01": "batch 1,\nnoise 0.01",
-    "round 1, batch 1, clipped, noise by the client, z = 0.1": "batch 1,\nnoise 0.1",
-    "round 1, batch 1, clipped, noise by the client, z = 1": "batch 1,\nnoise 1",
+    "round 1, batch 1, clipped, noise by the client, z = 0.01": "batch 1, noise 0.01",
+    "round 1, batch 1, clipped, noise by the client, z = 0.1": "batch 1, noise 0.1",
+    "round 1, batch 1, clipped, noise by the client, z = 1": "batch 1, noise 1",
 }
 
 
@@ -218,7 +219,7 @@ def leaks(name: str) -> dict[str, Any]:
         print(case.name, table[case.name], flush=True)
     truth = [seen.images[0] for seen in plain[:SHOWN]]
     rows = {label: rows[label] for label in SHOW.values()}
-    picture.draw(truth, rows).savefig(HERE / "figure.png", dpi=100)
+    save_svg(picture.draw(truth, rows), HERE / "figure.svg")
     return results | {"best": table}
 
 

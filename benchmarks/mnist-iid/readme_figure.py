@@ -1,8 +1,8 @@
-"""The figure in the project's README: what an accuracy costs on iid MNIST, four methods.
+"""The benchmark in the project's README: what an accuracy costs on iid MNIST, four methods.
 
 python benchmarks/mnist-iid/readme_figure.py
 
-Reads the committed histories under results/ and writes docs/figure-readme.png. Every number in the
+Reads the committed histories under results/ and writes docs/figure-readme.svg. Every number in the
 title and next to a line is computed from them; costs agree with table.md.
 """
 
@@ -10,23 +10,24 @@ from pathlib import Path
 from statistics import mean
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from simfbo.config import methods as _  # noqa: F401  # fills the catalogue
 from simfbo.config.catalogue import colour_of
+from simfbo.runs import style
 from simfbo.runs.history import History
+from simfbo.runs.palette import MUTED, WHITE
 from simfbo.studies.figures import band
 from simfbo.studies.tables import firsts, megabytes
 
 HERE = Path(__file__).parent
-OUTPUT = HERE.parent.parent / "docs" / "figure-readme.png"
+OUTPUT = HERE.parent.parent / "docs" / "figure-readme.svg"
 METRIC, TARGET = "test_accuracy", 0.97
-# The runs, the method whose colour they have, and where the label goes: megabytes and per cent.
+# The runs, and the method whose colour they have.
 LINES = {
-    "SimFBO": ("simfbo-paper", "simfbo", (15_500, 97.35)),
-    "LFedNest": ("lfednest", "lfednest", (8_300, 96.45)),
-    "FBO-AggITD": ("aggitd", "aggitd", (140_000, 98.1)),
-    "FedNest": ("fednest", "fednest", (140_000, 95.3)),
+    "SimFBO": ("simfbo-paper", "simfbo"),
+    "LFedNest": ("lfednest", "lfednest"),
+    "FBO-AggITD": ("aggitd", "aggitd"),
+    "FedNest": ("fednest", "fednest"),
 }
 
 
@@ -46,37 +47,29 @@ def amount(size: float) -> str:
     return f"{size:,.0f} MB" if size < 1000 else f"{size / 1000:,.0f} GB"
 
 
-def draw_line(ax: Axes, name: str) -> float | None:
-    """Draw a method's mean and band with its label; return what the target cost it."""
-    folder, method, place = LINES[name]
+def draw_line(ax: Axes, name: str, size: float | None) -> style.Label:
+    """Draw a method's mean and band, and a ring where it reaches the target."""
+    folder, method = LINES[name]
     histories, colour, main = runs(folder), colour_of(method), name == "SimFBO"
     sent = [[megabytes(record) for record in history.records] for history in histories]
     grid, middle, half = band(sent, [history.column(METRIC) for history in histories])
-    grid, middle, half = grid[1:], 100 * middle[1:], 100 * half[1:]  # nothing is sent at the start
+    grid, middle, half = grid[1:], middle[1:], half[1:]  # nothing is sent at the start
     ax.fill_between(grid, middle - half, middle + half, color=colour, alpha=0.14, lw=0)
     ax.plot(grid, middle, color=colour, lw=3 if main else 2, zorder=4 if main else 3)
-    size = cost(histories)
-    label = name if size is None else f"{name}: {amount(size)}"
-    ax.text(*place, label, color=colour, fontsize=13, fontweight="bold", ha="right")
     if size is not None:
-        ax.plot(size, 100 * TARGET, "o", color="white", mec=colour, mew=2, ms=8, zorder=5)
-    return size
+        ax.plot(size, TARGET, "o", color=WHITE, mec=colour, mew=2, ms=8, zorder=5)
+    text = name if size is None else f"{name}: {amount(size)}"
+    return style.Label(text, grid, middle, colour, bold=True)
 
 
 def frame(ax: Axes) -> None:
-    """Label the axes and remove what nobody reads."""
-    ax.set_xscale("log")
-    ax.set_xlim(220, 140_000)
-    ax.set_ylim(88, 98.8)
-    ax.axhline(100 * TARGET, color="#999999", lw=1, ls=(0, (4, 4)), zorder=1)
+    """Set limits and ticks, and draw the target."""
+    style.frame(ax, "data sent, server and clients together (log scale)", "test accuracy")
+    ax.set(xscale="log", xlim=(220, 140_000), ylim=(0.88, 0.988))
+    ax.axhline(TARGET, color=MUTED, lw=1, ls=(0, (4, 4)), zorder=1)
     ax.set_xticks(ticks := [300, 1000, 3000, 10_000, 30_000, 100_000], list(map(amount, ticks)))
     ax.set_xticks([], minor=True)
-    ax.set_yticks(range(88, 99, 2), [f"{percent} %" for percent in range(88, 99, 2)])
-    ax.tick_params(labelsize=11, length=0)
-    ax.set_xlabel("data sent, server and clients together (log scale)", fontsize=12)
-    ax.set_ylabel("test accuracy", fontsize=12)
-    ax.grid(alpha=0.2)
-    ax.spines[["top", "right"]].set_visible(False)
+    style.per_cent(ax.yaxis)
 
 
 def titles(costs: dict[str, float]) -> tuple[str, str]:
@@ -92,15 +85,13 @@ def titles(costs: dict[str, float]) -> tuple[str, str]:
 
 def main() -> None:
     """Draw the figure."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    ax = figure.subplots()
-    found = {name: draw_line(ax, name) for name in LINES}
+    found = {name: cost(runs(folder)) for name, (folder, _method) in LINES.items()}
     costs = {name: size for name, size in found.items() if size is not None}
+    figure, ((ax,),) = style.new(*titles(costs), size=(8, 3.9))
     frame(ax)
-    finding, setting = titles(costs)
-    ax.set_title(setting, loc="left", fontsize=11.5, color="#555555", pad=8, x=-0.083)
-    figure.suptitle(finding, x=0.01, ha="left", fontsize=15, fontweight="bold")
-    figure.savefig(OUTPUT, dpi=110)
+    labels = [draw_line(ax, name, size) for name, size in found.items()]
+    style.label_lines(ax, labels, size=11)
+    style.save_svg(figure, OUTPUT)
     print(f"{OUTPUT.name}: {OUTPUT.stat().st_size / 1000:.0f} kB, {costs}")
 
 

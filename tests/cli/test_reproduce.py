@@ -123,7 +123,7 @@ def test_reproduce(simfbo, in_process, validated):
     assert out.startswith("Into out\n\nSmall (1 of 1): It runs.\nAbout 3 min")
     folder = Path("out/mnist-iid")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "figure.png", "results", "runs", "table.md"]  # fmt: skip
+        "figure.svg", "results", "runs", "table.md"]  # fmt: skip
     assert not list((folder / "runs").iterdir())
     histories = {path.stem: History.load(path) for path in (folder / "results").iterdir()}
     assert sorted(histories) == [f"{name}-seed{seed}" for name in "ab" for seed in (0, 1)]

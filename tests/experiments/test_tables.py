@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from simfbo.config.catalogue import colour_of
 from simfbo.experiments import tables
 from simfbo.experiments.experiment import load
 from simfbo.runs.history import History
+from simfbo.runs.palette import GREY
 
 
 def ending(accuracy, loss=0.5):
@@ -52,18 +54,30 @@ def test_lost_runs_are_named():
 
 
 def test_a_colour_per_algorithm_and_a_style_per_setting():
-    experiment = load("mnist-iid")
+    experiment = load("running-time")
     (part,) = experiment.parts
     groups = {name: [ending(0.9), ending(0.95)] for name in part.methods}
     figure = tables.draw(part, groups, experiment.tree)
-    assert len(figure.axes) == 6
+    assert len(figure.axes) == 2
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
     paper, tuned, other = (
         lines[part.methods[name].label] for name in ("simfbo-paper", "simfbo", "fednest")
     )
     assert paper.get_color() == tuned.get_color() != other.get_color()
     assert paper.get_linestyle() != tuned.get_linestyle()
-    dotted = [line for line in figure.axes[0].get_lines() if line.get_label().startswith("_")]
+
+
+def test_what_is_not_highlighted_is_grey_and_the_papers_figures_are_dotted():
+    experiment = load("mnist-iid")
+    (part,) = experiment.parts
+    groups = {name: [ending(0.9), ending(0.95)] for name in part.methods}
+    ax = tables.draw(part, groups, experiment.tree).axes[0]
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    for name, method in part.methods.items():
+        line, main = lines[method.label], name in experiment.tree["highlight"]
+        assert line.get_color() == (colour_of(method.config.algorithm.name) if main else GREY)
+        assert not main or line.get_linestyle() == "-"
+    dotted = [line for line in ax.get_lines() if line.get_label().startswith("_")]
     across = [line.get_ydata()[0] for line in dotted if line.get_linestyle() == "--"]
     assert sorted(across) == [0.9104, 0.918, 0.928, 0.974]
 

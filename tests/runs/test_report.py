@@ -236,7 +236,8 @@ def test_the_page_escapes_summaries(saved):
 def test_dollar_signs_in_names_are_no_formulas(tmp_path):
     odd = history("$x$ costs $\\nothing$", metric="loss in $\\$")
     figure = report.draw([odd])
-    assert figure.axes[0].get_legend().get_texts()[0].get_text() == "$x$ costs $\\nothing$"
+    (label,) = figure.axes[-1].texts
+    assert label.get_text() == "$x$ costs $\\nothing$"
     assert len(report.write(figure, tmp_path, "a page")) == 3
 
 

@@ -168,6 +168,27 @@ def test_draw_has_a_line_and_a_band_per_method():
         figures.draw({"a": [history([])]}, "test_accuracy")
 
 
+def test_titles_say_where_methods_end_the_best_first():
+    groups = {name: [history([0.1, end - 0.01]), history([0.1, end + 0.01], 1)]
+              for name, end in {"a": 0.5, "b": 0.7, "c": 0.6}.items()}  # fmt: skip
+    assert figures.ends(groups, "test_accuracy") == "Test accuracy at the end: b 0.7, c 0.6, a 0.5"
+    groups["d"] = [history([0.1, 0.2])]
+    assert figures.ends(groups, "test_accuracy") == (
+        "Test accuracy at the end: best b 0.7, worst d 0.2"
+    )
+    groups["d"] = [history([0.1, 0.9], status="diverged")]
+    assert figures.ends(groups, "test_accuracy") == "Test accuracy of 4 methods"
+
+
+def test_bands_that_reach_below_zero_have_an_upper_half_on_logarithmic_axes():
+    groups = {"a": [history([1000, 1.0]), history([1000, 100.0], 1)]}
+    ax = figures.draw(groups, "test_accuracy").axes[0]
+    assert ax.get_yscale() == "log"
+    (band,) = ax.collections
+    (path,) = band.get_paths()
+    assert path.vertices[:, 1].min() == pytest.approx(50.5)  # the mean of 1 and 100
+
+
 def test_jobs_share_seeds(tmp_path):
     methods = comparison.plan(TREE, {}, ["plain", "nested"])
     jobs = comparison.jobs(methods, [4, 7], tmp_path)

@@ -13,8 +13,6 @@ from simfbo.runs.files import Json
 from simfbo.runs.trackers.tracking import Tracking, used_before
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from simfbo.experiments.grid import Cell
     from simfbo.experiments.results import Groups, Resources
 
@@ -169,6 +167,7 @@ def _accuracies(experiment: Experiment, folder: Path, resources: "Resources") ->
     """Run methods with several seeds and compare their accuracies."""
     from simfbo.experiments import retune, tables
     from simfbo.experiments.results import run_part
+    from simfbo.runs.style import save_svg
 
     found: Json = {}
     for part in experiment.parts:
@@ -176,8 +175,8 @@ def _accuracies(experiment: Experiment, folder: Path, resources: "Resources") ->
             part = retune.tuned(part, experiment.tree["tuning"], folder, resources)
         groups = run_part(part, folder, resources)
         found |= _tables(part, groups)
-        name = f"figure-{part.name}.png" if part.name else "figure.png"
-        _draw(tables.draw(part, groups, part.tree), folder / name)
+        name = f"figure-{part.name}.svg" if part.name else "figure.svg"
+        save_svg(tables.draw(part, groups, part.tree), folder / name)
     _write(found, folder)
 
 
@@ -199,22 +198,24 @@ def _tables(part: Part, groups: "Groups") -> dict[str, list[dict[str, str]]]:
 def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> None:
     """Measure Theorem 1's rate."""
     from simfbo.experiments import theory, theory_figures
+    from simfbo.runs.style import save_svg
 
     cells = theory.measured(_cells(experiment), theory.speedup, folder / CELLS, resources)
     title = "Mean of |∇Φ|² over the rounds, ± standard deviation over seeds."
     exponents = theory_figures.exponent_table(cells)
     _write({title: theory_figures.speedup_table(cells), "Exponents, fitted.": exponents}, folder)
-    _draw(theory_figures.draw_speedup(cells), folder / "figure.png")
+    save_svg(theory_figures.draw_speedup(cells), folder / "figure.svg")
 
 
 def _mismatch(experiment: Experiment, folder: Path, resources: "Resources") -> None:
     """Measure where SimFBO and ShroFBO end under unequal local work."""
     from simfbo.experiments import theory, theory_figures
+    from simfbo.runs.style import save_svg
 
     cells = theory.measured(_cells(experiment), theory.mismatch, folder / CELLS, resources)
     title = "Distance from x at the end, per cent of the distance between the two points."
     _write({title: theory_figures.mismatch_table(cells)}, folder)
-    _draw(theory_figures.draw_mismatch(cells), folder / "figure.png")
+    save_svg(theory_figures.draw_mismatch(cells), folder / "figure.svg")
 
 
 _THEORY = {"speedup": _speedup, "objective-mismatch": _mismatch}
@@ -226,10 +227,6 @@ def _cells(experiment: Experiment) -> "list[Cell]":
 
     grid = theory.speedup_cells if experiment.name == "speedup" else theory.mismatch_cells
     return grid(experiment.tree)
-
-
-def _draw(figure: "Figure", file: Path) -> None:
-    figure.savefig(file, dpi=110)
 
 
 def _write(found: Mapping[str, list[dict[str, str]]], folder: Path) -> None:

@@ -26,7 +26,7 @@ NAMES = (
     "bytes",
     "sampled-clients",
 )
-_OWN = ("label", "paper", "tuned")  # keys of a method that are not settings of a run
+_OWN = ("label", "short", "paper", "tuned")  # keys of a method that are not settings of a run
 
 
 class Method(NamedTuple):
@@ -37,12 +37,14 @@ class Method(NamedTuple):
         config: its settings, but for the seed.
         paper: the test accuracy that the paper reports for it; None if it does not.
         tuned: whether its step sizes are `simfbo tune`'s.
+        short: what it is called at its line's end.
     """
 
     label: str
     config: RunConfig
     paper: float | None
     tuned: bool
+    short: str
 
 
 class Part(NamedTuple):
@@ -127,4 +129,7 @@ def _method(tree: Json, share: float) -> Method:
     if share < 1:
         rounds = max(1, round(share * tree["rounds"]))
         tree |= {"rounds": rounds, "every": max(1, min(tree["every"], rounds // 6))}
-    return Method(own["label"], checked(tree, {}), own.get("paper"), own.get("tuned", False))
+    label = own["label"]
+    return Method(
+        label, checked(tree, {}), own.get("paper"), own.get("tuned", False), own.get("short", label)
+    )

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
+from simfbo.experiments import findings
 from simfbo.experiments.experiment import Part
 from simfbo.experiments.results import Groups
 from simfbo.runs.files import Json
@@ -14,7 +15,7 @@ from simfbo.runs.history import History
 from simfbo.studies import figures
 from simfbo.studies.tables import COSTS, firsts, lost, mean_cost, to_target
 
-METRIC = "test_accuracy"
+METRIC = findings.METRIC
 
 
 def accuracy(part: Part, groups: Groups, tree: Json) -> list[dict[str, str]]:
@@ -137,19 +138,25 @@ def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def draw(part: Part, groups: Groups, tree: Json) -> Figure:
-    """Draw a part: test and train accuracy against what they cost.
+    """Draw a part: test accuracy against what it costs, under what was found.
 
     A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
-    Where one algorithm is compared with itself (`colours = "each"`), a colour per line.
+    Where one algorithm is compared with itself (`colours = "each"`), a colour per line. Methods
+    that are not in `highlight` are grey.
     """
-    methods = part.methods.values()
+    main = tree.get("highlight", part.methods)
+    methods = dict(sorted(part.methods.items(), key=lambda item: item[0] not in main))
     if tree.get("colours") == "each":
-        plain = figures.looks_of_lines([one.label for one in methods])
+        plain = figures.looks_of_lines([one.short for one in methods.values()])
     else:
-        plain = figures.looks_of({one.label: one.config.algorithm.name for one in methods})
-    looks = {one.label: plain[one.label]._replace(mark=one.paper) for one in methods}
-    labelled = {method.label: groups[name] for name, method in part.methods.items()}
+        plain = figures.looks_of({m.short: m.config.algorithm.name for m in methods.values()})
+    looks = {
+        one.short: plain[one.short]._replace(mark=one.paper, main=name in main)
+        for name, one in methods.items()
+    }
+    dotted = "Dotted: the paper's figures." if any(m.paper for m in methods.values()) else ""
     return figures.draw(
-        labelled, METRIC, "train_accuracy", along=tree["costs"], looks=looks,
-        limits=tuple(tree["limits"]),
+        {method.short: groups[name] for name, method in methods.items()}, METRIC,
+        along=tree["costs"], looks=looks, limits=tuple(tree["limits"]),
+        finding=findings.finding(groups, tree), about=f"{part.title} {dotted}".strip(),
     )  # fmt: skip

@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from simfbo.experiments.grid import Cell
-from simfbo.runs import report
+from simfbo.runs import style
+from simfbo.runs.palette import COLOURS, MUTED
 
 _MEASURED = "mean_grad_norm_squared"
 _KINDS = {0.0: "clients alike", 1.0: "clients that differ"}
+_RAISED = str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DISTANCES = {"to_phi": "to Φ's point", "to_phi_tilde": "to Φ~'s point"}
 
 
@@ -72,38 +74,67 @@ def _exponents(name: str, cells: Sequence[Cell], of_P: str, of_tau: str) -> dict
 def draw_speedup(cells: Sequence[Cell]) -> Figure:
     """Draw the measured mean against P, a line per tau, a panel per kind of clients."""
     kinds = list(dict.fromkeys(cell["heterogeneity"] for cell in cells))
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, len(kinds), squeeze=False)[0]
+    about = (
+        f"Mean of |∇Φ|² over {cells[0]['rounds']:,} rounds on a quadratic, with standard deviations"
+        " over seeds. τ: local steps of a client. Dotted: the rate 1/√P of Theorem 1."
+    )
+    figure, (axes,) = style.new(
+        _speedup(cells), about, size=(9, 3.4), columns=len(kinds), sharey=True
+    )
+    labels: list[list[style.Label]] = []
     for ax, h in zip(axes, kinds, strict=True):
         here = _where(cells, heterogeneity=h)
-        for i, tau in enumerate(dict.fromkeys(cell["tau"] for cell in here)):
-            _line(ax, _where(here, tau=tau), report.COLOURS[i], f"τ = {tau}")
+        style.frame(
+            ax, f"P, clients of {here[0]['clients']} a round", heading=_KINDS[h].capitalize()
+        )
+        taus = list(dict.fromkeys(cell["tau"] for cell in here))
+        lines = [_line(ax, _where(here, tau=tau), COLOURS[i], f"τ = {tau}")
+                 for i, tau in enumerate(taus)]  # fmt: skip
         _slope(ax, here)
-        report.style(ax, f"P of {here[0]['clients']} clients ({_KINDS[h]})")
-    axes[0].set_ylabel(f"mean of |∇Φ|² over {cells[0]['rounds']:,} rounds")
-    axes[0].legend(frameon=False, fontsize=9)
+        labels.append(lines)
+    axes[0].set_ylabel("mean of |∇Φ|²")
+    style.numbers(axes[0].yaxis, (1, 2, 5))
+    for ax, lines in zip(axes, labels, strict=True):
+        style.label_lines(ax, lines)
     return figure
 
 
-def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> None:
+def _speedup(cells: Sequence[Cell]) -> str:
+    """Return the fitted powers of P and tau, where clients are alike and where they differ."""
+    alike = _where(cells, heterogeneity=0.0)
+    differ = [c for c in _where(cells, heterogeneity=1.0) if c["P"] < c["clients"]]
+    return (
+        f"|∇Φ|² falls like {_powers(alike)} where clients are alike,"
+        f" like {_powers(differ)} where they differ and some take part"
+    )
+
+
+def _powers(cells: Sequence[Cell]) -> str:
+    names = {"P": "P", "tau": "τ"}
+    found = exponents(cells).items()
+    return " ".join(f"{names[key]}{f'{value:.2f}'.translate(_RAISED)}" for key, (value, _) in found)
+
+
+def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Label:
     """Draw means over seeds with their standard deviations."""
     groups = {P: [c[_MEASURED] for c in _where(cells, P=P)] for P in dict.fromkeys(
         cell["P"] for cell in cells)}  # fmt: skip
     deviations = [stdev(v) if len(v) > 1 else 0 for v in groups.values()]
-    ax.errorbar(list(groups), [mean(v) for v in groups.values()], deviations, color=colour,
-                marker="o", ms=4, lw=1.6, capsize=2, label=label)  # fmt: skip
+    means = [mean(v) for v in groups.values()]
+    ax.errorbar(list(groups), means, deviations, color=colour, marker="o", ms=4, lw=1.8,
+                capsize=2, label=label)  # fmt: skip
     ax.set_xscale("log")
     ax.set_xticks(list(groups), [str(P) for P in groups])
     ax.set_xticks([], minor=True)
     ax.set_yscale("log")
+    return style.Label(label, list(groups), means, colour, bold=True)
 
 
 def _slope(ax: Any, cells: Sequence[Cell]) -> None:
     """Draw the slope -1/2 through the first point, to compare with."""
     sizes = np.array(sorted({cell["P"] for cell in cells}), float)
     start = mean(c[_MEASURED] for c in _where(cells, P=int(sizes[0]), tau=1))
-    ax.plot(sizes, start * (sizes / sizes[0]) ** -0.5, color="#888", ls=":", lw=1,
-            label="slope −1/2")  # fmt: skip  # noqa: RUF001
+    ax.plot(sizes, start * (sizes / sizes[0]) ** -0.5, color=MUTED, ls=":", lw=1.2)
 
 
 def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
@@ -121,25 +152,56 @@ def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 def draw_mismatch(cells: Sequence[Cell]) -> Figure:
     """Draw the distances against the local step, a panel per method."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, method in zip(axes, ("simfbo", "shrofbo"), strict=True):
+    methods = ("simfbo", "shrofbo")
+    about = (
+        "Distance from x at the end, in per cent of the distance between the two points. Lines are"
+        " means, bands the middle 80 %. Dotted: proportional to η."
+    )
+    figure, (axes,) = style.new(
+        _mismatch(cells, methods), about, size=(9, 3.4), columns=2, sharey=True
+    )
+    labels: list[list[style.Label]] = []
+    for ax, method in zip(axes, methods, strict=True):
+        style.frame(ax, "local step size η", heading=_label(method))
         here = _where(cells, method=method)
         etas = sorted({cell["eta"] for cell in here})
-        for (key, text), colour in zip(_DISTANCES.items(), report.COLOURS, strict=False):
-            shares = [[c[key] / c["apart"] for c in _where(here, eta=eta)] for eta in etas]
-            ax.plot(etas, [np.mean(s) for s in shares], color=colour, marker="o", ms=4, label=text)
-            low, high = ([np.quantile(s, q) for s in shares] for q in (0.1, 0.9))
-            ax.fill_between(etas, low, high, color=colour, alpha=0.2, lw=0)
-        ax.plot(etas, np.array(etas) / etas[-1] * 0.1, color="#888", ls=":", lw=1, label="slope 1")
-        report.style(ax, f"local step η ({_label(method)})")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        labels.append([_distances(ax, here, etas, key, text, COLOURS[i])
+                       for i, (key, text) in enumerate(_DISTANCES.items())])  # fmt: skip
+        ax.plot(etas, np.array(etas) / etas[-1] * 0.1, color=MUTED, ls=":", lw=1.2)
+        ax.set(xscale="log", yscale="log")
         ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
         ax.set_xticks([], minor=True)
-    axes[0].set_ylabel("distance at the end / distance of the points")
-    axes[0].legend(frameon=False, fontsize=9)
+    style.per_cent(axes[0].yaxis)
+    axes[0].set_ylabel("distance at the end")
+    for ax, lines in zip(axes, labels, strict=True):
+        style.label_lines(ax, lines)
     return figure
+
+
+def _distances(
+    ax: Any, cells: Sequence[Cell], etas: Sequence[float], key: str, text: str, colour: str
+) -> style.Label:
+    """Draw one distance against the local step."""
+    shares = [[c[key] / c["apart"] for c in _where(cells, eta=eta)] for eta in etas]
+    means = [mean(s) for s in shares]
+    ax.plot(etas, means, color=colour, marker="o", ms=4, lw=1.8)
+    low, high = ([np.quantile(s, q) for s in shares] for q in (0.1, 0.9))
+    ax.fill_between(etas, low, high, color=colour, alpha=0.15, lw=0)
+    return style.Label(text, etas, means, colour, bold=True)
+
+
+def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
+    """Return which point each method ends at, and how near, with the smallest local step."""
+    least = min(cell["eta"] for cell in cells)
+    parts = []
+    for method in methods:
+        here = _where(cells, method=method, eta=least)
+        shares = {text: 100 * mean(c[key] / c["apart"] for c in here)
+                  for key, text in _DISTANCES.items()}  # fmt: skip
+        nearest = min(shares, key=lambda text: shares[text])
+        point = nearest.removeprefix("to ")
+        parts.append(f"{shares[nearest]:.1f} % away from {point} with {_label(method)}")
+    return f"With a local step of {least:g}, runs end {' and '.join(parts)}"
 
 
 def _label(method: str) -> str:

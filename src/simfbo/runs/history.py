@@ -141,7 +141,7 @@ class History:
 
         text = html.escape(report.summary(self)).replace("\n", "<br>")
         with contextlib.suppress(UserError):  # nothing to draw, or nothing to draw with
-            return f"<p>{text}</p>{report.as_svg(self.plot())}"
+            return f"<p>{text}</p>{report.as_image(self.plot())}"
         return f"<p>{text}</p>"
 
 

@@ -1,4 +1,64 @@
-"""The colours of lines in figures."""
+"""The colours of figures, on white and on a dark background."""
 
-COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8d5fb0", "#c77d0a", "#4a4e69", "#d6679c", "#7f5539",
-           "#56b4e9", "#a39b00", "#1b998b", "#b36a5e")  # fmt: skip
+from functools import cache
+
+COLOURS = ("#006d9f", "#c63538", "#08a875", "#aa7ee6", "#d67927", "#8295af", "#d35a97", "#9c7d53",
+           "#638fc5", "#9e9548", "#008967", "#a34d50")  # fmt: skip
+"""Twelve colours for lines, the first six far apart for the colour-blind too.
+
+All contrast with white and with `DARK` by 3:1 or more. Beyond six, line styles and labels have to
+help.
+"""
+COLOURS_ON_DARK = ("#4a94c2", "#f04c49", "#58e79f", "#9171ef", "#f8a020", "#c0d4e7", "#c96288",
+                   "#d2aa75", "#90adef", "#cfd573", "#7cd0b2", "#c28076")  # fmt: skip
+"""The same twelve where the background is dark; text in them can be read there."""
+WHITE, DARK = "#ffffff", "#14181e"  # the backgrounds
+INK, MUTED, GRID = "#1f2328", "#59636e", "#d5dae0"  # titles and axes, other texts, grid lines
+GREY = "#9aa1a9"  # lines that are there to compare with
+_NEUTRAL_ON_DARK = {INK: "#e6edf3", MUTED: "#a3acb6", GRID: "#363d46", WHITE: DARK}
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours by WCAG's formula, from 1 to 21.
+
+    Example:
+        >>> contrast("#000000", "#ffffff")
+        21.0
+    """
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def readable(colour: str, background: str = WHITE, least: float = 4.5) -> str:
+    """Return the nearest shade of a colour in which text can be read on a background."""
+    towards = (0, 0, 0) if _luminance(background) > 0.18 else (255, 255, 255)
+    shades = (_mixed(colour, towards, part / 100) for part in range(101))
+    return next(shade for shade in shades if contrast(shade, background) >= least)
+
+
+def on_dark(colour: str) -> str:
+    """Return the colour that takes a colour's place on a dark background."""
+    return _lifted().get(colour) or readable(colour, DARK)
+
+
+@cache
+def _lifted() -> dict[str, str]:
+    """Return what has a colour of its own there: neutral tones, and lines with their labels."""
+    lines = dict(zip(COLOURS, COLOURS_ON_DARK, strict=True))
+    return _NEUTRAL_ON_DARK | {readable(own): other for own, other in lines.items()} | lines
+
+
+def _mixed(colour: str, towards: tuple[int, int, int], part: float) -> str:
+    pairs = zip(_channels(colour), towards, strict=True)
+    return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in pairs)
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of an sRGB colour."""
+    shares = [value / 255 for value in _channels(colour)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return sum(w * s for w, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -3,6 +3,7 @@
 Matplotlib (`simfbo[plots]`) is needed to draw, not for `summary` and `page`.
 """
 
+import base64
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simfbo.core.exchange import Reason
-from simfbo.errors import UserError, require
+from simfbo.errors import UserError
+from simfbo.runs import style
+from simfbo.runs._svg import as_svg, only_light
 from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.runs.history import BOOKKEEPING, FILE, History
 from simfbo.runs.lines import plain
@@ -47,7 +50,7 @@ def draw(
     Args:
         histories: the runs, one line each.
         metric: which one; the first run's main metric by default.
-        names: the runs' names in the legend; runs of the same name share a colour.
+        names: the runs' names at the lines' ends; runs of the same name share a colour.
 
     Returns:
         A Matplotlib figure.
@@ -57,30 +60,45 @@ def draw(
     if metric is None and not metrics(histories[0]):
         raise UserError("There is nothing to draw: the run had no `evaluate`, hence no metrics.")
     metric = metric or metrics(histories[0])[0]
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    _draw_lines(axes, histories, metric, labels(histories) if names is None else names)
+    names = labels(histories) if names is None else names
+    figure, (axes,) = style.new(
+        _finding(histories, metric, names), "and how each run got there",
+        size=(9.5, 3.0 + max(0, len(set(names)) - 12) * 0.16), columns=3, sharey=True,
+    )  # fmt: skip
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
-        style(ax, name)
-    # Names are plain text: a dollar sign in one must not start a formula.
-    axes[0].set_ylabel(metric.replace("_", " "), parse_math=False)
+        style.frame(ax, name)
+        style.numbers(ax.xaxis)
+    axes[0].set_ylabel(_words(metric), parse_math=False)
+    drawn = _draw_lines(axes, histories, metric, names)
     if spans_decades([history.column(metric) for history in histories]):
         axes[0].set_yscale("log")
-    for text in axes[0].legend(frameon=False, fontsize=8).get_texts():
-        text.set_parse_math(False)
+        style.numbers(axes[0].yaxis)
+    style.label_lines(axes[-1], drawn)
     return figure
+
+
+def _finding(histories: Sequence[History], metric: str, names: Sequence[str]) -> str:
+    """Return where the runs end."""
+    ends = [history.column(metric)[-1] for history in histories]
+    if len(ends) > 3 or max(map(len, names)) > 30:
+        low, high = np.nanmin(ends), np.nanmax(ends)
+        return f"{len(ends)} runs end with a {_words(metric)} of {low:.4g} to {high:.4g}"
+    each = [f"{name} {value:.4g}" for name, value in zip(names, ends, strict=True)]
+    return f"{sentence(_words(metric))} at the end: {', '.join(each)}"
 
 
 def _draw_lines(
     axes: Sequence["Axes"], histories: Sequence[History], metric: str, names: Sequence[str]
-) -> None:
-    """Draw every run against every cost; the first of each name goes into the legend."""
-    colours = _colours(histories, names)
-    for i, (history, name) in enumerate(zip(histories, names, strict=True)):
-        colour = colours[name]
-        shown = name if name not in names[:i] else None
+) -> list[style.Label]:
+    """Draw every run against every cost; return labels for the last, one for each name."""
+    colours, found = _colours(histories, names), {}
+    for history, name in zip(histories, names, strict=True):
+        shown, values = None if name in found else name, history.column(metric)
         for ax, (_, along) in zip(axes, _axes(history), strict=True):
-            ax.plot(along, history.column(metric), color=colour, lw=1.6, label=shown)
+            ax.plot(along, values, color=colours[name], lw=1.6, label=shown)
+        last = _axes(history)[-1][1]
+        found.setdefault(name, style.Label(name, last, values, colours[name]))
+    return list(found.values())
 
 
 def _colours(histories: Sequence[History], names: Sequence[str]) -> dict[str, str]:
@@ -101,9 +119,11 @@ def save(histories: Sequence[History], directory: Path, metric: str | None = Non
 def write(figure: "Figure", directory: Path, html: str) -> list[Path]:
     """Write a figure as PNG and SVG, and a page; return their paths."""
     make_folder(directory)
+    svg, png = as_svg(figure), io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
     content = {
-        "figure.png": _rendered(figure, "png"),
-        "figure.svg": _rendered(figure, "svg"),
+        "figure.png": png.getvalue(),
+        "figure.svg": svg,
         "report.html": html,
     }
     for name, data in content.items():
@@ -111,16 +131,10 @@ def write(figure: "Figure", directory: Path, html: str) -> list[Path]:
     return [directory / name for name in content]
 
 
-def as_svg(figure: "Figure") -> str:
-    """Return a figure as an SVG element."""
-    svg = _rendered(figure, "svg").decode()
-    return svg[svg.index("<svg") :]
-
-
-def _rendered(figure: "Figure", form: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form)
-    return buffer.getvalue()
+def as_image(figure: "Figure") -> str:
+    """Return a figure as an HTML image that holds its data, on white whatever the page's theme."""
+    data = base64.b64encode(only_light(as_svg(figure)).encode()).decode()
+    return f'<img style="background:#fff" src="data:image/svg+xml;base64,{data}">'
 
 
 def summary(history: History) -> str:
@@ -261,14 +275,11 @@ def _axes(history: History) -> list[tuple[str, Any]]:
     ]
 
 
-def style(ax: "Axes", name: str) -> None:
-    """Label the horizontal axis and lighten the frame."""
-    ax.set_xlabel(name)
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
 def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
     """Return whether all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

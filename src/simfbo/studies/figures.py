@@ -3,21 +3,21 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from scipy import stats
 
 from simfbo.config.catalogue import colour_of
 from simfbo.errors import UserError
-from simfbo.runs import report
+from simfbo.runs import report, style
 from simfbo.runs.files import write_atomic
 from simfbo.runs.history import History
-from simfbo.runs.palette import COLOURS
-from simfbo.studies.tables import COSTS, Groups, markdown
+from simfbo.runs.palette import COLOURS, GREY
+from simfbo.studies.tables import COSTS, Groups, goal, lost, markdown
 
 AXES = {
     "rounds": "communication rounds",
@@ -28,11 +28,19 @@ AXES = {
 
 
 class Look(NamedTuple):
-    """How a method's line is drawn; `mark` is a value of the first metric, drawn across."""
+    """How a method is drawn.
+
+    Attributes:
+        colour: of its line.
+        style: of its line.
+        mark: a value of the metric that is drawn across, in the method's own colour.
+        main: whether the figure is about it; the others are grey, and thinner.
+    """
 
     colour: str
     style: str = "-"
     mark: float | None = None
+    main: bool = True
 
 
 _STYLES = ("-", "--", "-.", ":")
@@ -57,60 +65,95 @@ def looks_of_lines(lines: Sequence[str]) -> dict[str, Look]:
 
 def draw(
     groups: Groups,
-    *metrics: str,
+    metric: str,
+    *,
     along: Sequence[str] = ("rounds", "MB", "CPU s"),
     looks: Mapping[str, Look] | None = None,
     limits: tuple[float, float] | None = None,
+    finding: str = "",
+    about: str = "",
 ) -> Figure:
-    """Draw metrics, a row each, against costs, a column each, with a band per method.
+    """Draw a metric against costs, a panel each, with a line and a band per method.
 
-    Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t).
+    Lines are means over seeds; bands are 95 % confidence intervals of the mean (Student's t), on a
+    logarithmic axis only the upper half of those that reach below zero.
 
     Args:
-        groups: the runs of each method, by the name that the legend shows.
-        metrics: what to draw.
+        groups: the runs of each method, by the name that stands at the line's end.
+        metric: what to draw.
         along: the horizontal axes, of `tables.COSTS`.
         looks: how each method is drawn; a colour each by default.
         limits: of the vertical axis.
+        finding: the title; by default where methods end.
+        about: what is drawn, added to the metric and the number of seeds.
     """
     if not all(history.records for histories in groups.values() for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
-    size = 4 * len(along), 1.3 + 2.9 * len(metrics)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(metrics), len(along), sharey="row", squeeze=False)
-    looks = looks or dict(zip(groups, map(Look, itertools.cycle(COLOURS)), strict=False))
-    for line, metric in zip(axes, metrics, strict=True):
-        _draw_row(line, groups, metric, along, looks)
-        if limits:
-            line[0].set_ylim(*limits)
-    for ax, look in itertools.product(axes[0], looks.values()):
-        if look.mark is not None:
-            ax.axhline(look.mark, color=look.colour, ls=(0, (1, 4)), lw=1.2)
-    for ax, name in zip(axes[-1], along, strict=True):
-        report.style(ax, AXES[name])
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(2 * len(along), 4),
-                  frameon=False, fontsize=9)  # fmt: skip
+    looks = looks or looks_of_lines(list(groups))
+    figure, (axes,) = style.new(
+        finding or ends(groups, metric), _about(groups, metric, about),
+        size=(9.8, max(3.1, 0.5 + 0.17 * len(groups))), columns=len(along), sharey=True,
+    )  # fmt: skip
+    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories], limits)
+    for ax, name in zip(axes, along, strict=True):
+        _draw_panel(ax, groups, metric, name, looks)
+    axes[0].set_ylabel(metric.replace("_", " "), parse_math=False)
+    if axes[0].get_yscale() == "log":
+        style.numbers(axes[0].yaxis)
+    elif metric.endswith("accuracy"):
+        style.per_cent(axes[0].yaxis)
+    style.label_lines(axes[-1], _labels(groups, metric, along[-1], looks))
     return figure
 
 
-def _draw_row(
-    axes: Sequence[Axes],
-    groups: Groups,
-    metric: str,
-    along: Sequence[str],
-    looks: Mapping[str, Look],
+def ends(groups: Groups, metric: str) -> str:
+    """Return where methods end, the best first; of more than three only the best and the worst."""
+    words = report.sentence(metric.replace("_", " "))
+    found = {name: mean(h.column(metric)[-1] for h in hs) for name, hs in groups.items()}
+    if any(map(lost, groups.values())) or not np.isfinite(list(found.values())).all():
+        return f"{words} of {len(found)} methods"
+    runs = [history for histories in groups.values() for history in histories]
+    sign = -1 if goal(runs, metric) == "max" else 1
+    order = sorted(found, key=lambda name: sign * found[name])
+    shown = order if len(order) <= 3 else [order[0], order[-1]]
+    said = ["best ", "worst "] if len(order) > 3 else [""] * 3
+    parts = [f"{how}{name} {found[name]:.4g}" for how, name in zip(said, shown, strict=False)]
+    return f"{words} at the end: {', '.join(parts)}"
+
+
+def _about(groups: Groups, metric: str, more: str) -> str:
+    """Return what is drawn: the metric, how many seeds, and what else there is to say."""
+    seeds = max(map(len, groups.values()))
+    of = f"mean of {seeds} seeds with its 95 % interval" if seeds > 1 else "one seed"
+    if seeds > 1 and report.spans_decades([h.column(metric) for hs in groups.values() for h in hs]):
+        of += " (the upper half where it reaches below zero)"
+    return f"{report.sentence(metric.replace('_', ' '))}, {of}. {more}".strip()
+
+
+def _draw_panel(
+    ax: Axes, groups: Groups, metric: str, cost: str, looks: Mapping[str, Look]
 ) -> None:
-    """Draw one metric against every cost."""
-    for ax, name in zip(axes, along, strict=True):
-        for method, histories in groups.items():
-            _band(ax, histories, COSTS[name], metric, looks[method], method)
-        report.style(ax, "")
-        ax.set_xscale("log")
-        ax.set_xlim(left=_first(groups, COSTS[name]))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-    axes[0].set_ylabel(metric.replace("_", " "))
-    _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories])
+    """Draw all methods against one cost."""
+    style.frame(ax, AXES[cost])
+    for method, histories in groups.items():
+        _band(ax, histories, COSTS[cost], metric, looks[method], method)
+        if (mark := looks[method].mark) is not None:
+            ax.axhline(mark, color=looks[method].colour, ls=(0, (1, 4)), lw=1.2)
+    ax.set_xscale("log")
+    ax.set_xlim(left=_first(groups, COSTS[cost]))
+    style.numbers(ax.xaxis)
+
+
+def _labels(groups: Groups, metric: str, cost: str, looks: Mapping[str, Look]) -> list[style.Label]:
+    """Return the methods' names, each with its line in the last panel."""
+    found = []
+    for name, histories in groups.items():
+        grid, middle, _ = _later(histories, COSTS[cost], metric)
+        main = looks[name].main
+        found.append(
+            style.Label(name, grid, middle, looks[name].colour if main else GREY, bold=main)
+        )
+    return found
 
 
 def _first(groups: Groups, along: Any) -> float:
@@ -119,29 +162,43 @@ def _first(groups: Groups, along: Any) -> float:
     return max(min(later, default=1.0), 1e-3)
 
 
-def _limit(ax: Axes, columns: Sequence[Sequence[float]]) -> None:
+def _limit(
+    ax: Axes, columns: Sequence[Sequence[float]], limits: tuple[float, float] | None
+) -> None:
     """Let the vertical axis show the runs: a band of few seeds may reach far beyond them."""
-    if report.spans_decades(columns):
-        ax.set_yscale("log")
     values = np.concatenate([np.asarray(column, float) for column in columns])
     values = values[np.isfinite(values)]
-    if not len(values) or report.spans_decades(columns):
-        return
-    room = 0.05 * (values.max() - values.min())
-    ax.set_ylim(values.min() - room, values.max() + room)
+    if report.spans_decades(columns) and not limits:
+        ax.set_yscale("log")
+    elif limits or len(values):
+        low, high = limits or (values.min(), values.max())
+        room = 0 if limits else 0.05 * (high - low)
+        ax.set_ylim(low - room, high + room)
 
 
 def _band(
     ax: Axes, histories: Sequence[History], along: Any, metric: str, look: Look, name: str
 ) -> None:
-    """Draw mean and confidence band of some runs."""
+    """Draw mean and confidence band of some runs; of those in the background only the mean."""
+    grid, middle, half = _later(histories, along, metric)
+    if not look.main:
+        ax.plot(grid, middle, color=GREY, ls=look.style, lw=1, label=name, zorder=1.9)
+        return
+    ax.plot(grid, middle, color=look.colour, ls=look.style, lw=1.8, label=name)
+    low = middle - half
+    if ax.get_yscale() == "log":  # which cannot show what is below zero
+        low = np.where(low > 0, low, middle)
+    ax.fill_between(grid, low, middle + half, color=look.colour, alpha=0.13, lw=0)
+
+
+def _later(
+    histories: Sequence[History], along: Any, metric: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the band of some runs after the start, which a logarithmic axis cannot show."""
     places = [[along(record) for record in history.records] for history in histories]
     values = [[record[metric] for record in history.records] for history in histories]
     grid, middle, half = band(places, values)
-    later = grid > 0  # the axis is logarithmic, and the start is the same for all
-    grid, middle, half = grid[later], middle[later], half[later]
-    ax.plot(grid, middle, color=look.colour, ls=look.style, lw=1.6, label=name)
-    ax.fill_between(grid, middle - half, middle + half, color=look.colour, alpha=0.13, lw=0)
+    return grid[grid > 0], middle[grid > 0], half[grid > 0]
 
 
 def band(
