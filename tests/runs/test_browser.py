@@ -395,7 +395,6 @@ def test_the_frozen_page(browser, tmp_path):
 
 
 def test_a_frozen_page_without_an_end(browser, tmp_path):
-    killed = History(header(), [record(0), record(1)])
-    browser = frozen(browser, tmp_path, [killed])
+    browser = frozen(browser, tmp_path, [History(header(), [record(0), record(1)])])
     assert browser.text(".runs tbody .status") == "stopped without an end record"
     assert browser.log() == []
