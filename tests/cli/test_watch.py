@@ -1,6 +1,9 @@
 """`simfbo watch`: what it says, and mistakes. The server is tested in tests/runs/test_watch.py."""
 
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +43,19 @@ def test_mistakes(simfbo):
         code, _, err = simfbo("watch", ".", "--port", str(port))
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"simfbo: Cannot listen on port {port} of 127.0.0.1 (Address already in")
+
+
+def test_the_command_needs_no_jax_and_ends_quietly(tmp_path):
+    """It starts at once, and Ctrl-C is how it is meant to end."""
+    script = """
+import sys
+sys.modules["jax"] = sys.modules["numpy"] = sys.modules["matplotlib"] = None
+from simfbo.cli.main import main
+sys.exit(main(["watch", ".", "--port", "0"]))
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout.readline().startswith("Watching . at http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out, err) == (0, "", "")

@@ -28,22 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING, reason="needs chromi
 HOSTILE = "<img src=x onerror=alert(1)>"
 MOST = 4001  # points that the page keeps of a run
 READY = "return document.querySelectorAll('.runs tbody tr').length >= {}"
-# The contrast of every visible text with what is behind it; the smallest one, and whose it is.
-CONTRAST = """
-const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-const parse = text => text.match(/[\\d.]+/g).map(Number);
-const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-const behind = e => {
-  const colour = e ? parse(getComputedStyle(e).backgroundColor) : [255, 255, 255];
-  return colour.length === 4 && colour[3] === 0 ? behind(e.parentElement) : colour;
-};
-const found = [...document.querySelectorAll("body *")].filter(e => e.checkVisibility() &&
-  [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())).map(e => {
-    const pair = [getComputedStyle(e).color, 0].map((c, i) => luminance(i ? behind(e) : parse(c)));
-    return [(Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05), e.outerHTML.slice(0, 100)];
-  });
-return found.sort((a, b) => a[0] - b[0])[0];
-"""
 
 
 def header(algorithm="SimFBO", seed=0, rounds=100, **about):
@@ -322,7 +306,7 @@ def test_readable(page, tmp_path, width, dark):
     sizes = "const e = document.documentElement; return [e.scrollWidth, e.clientWidth, innerWidth]"
     wide, inside, outside = browser.run(sizes)
     assert (wide, outside) == (inside, width)
-    smallest, where = browser.run(CONTRAST)
+    smallest, where = browser.run(webdriver.CONTRAST)
     assert smallest >= 4.5, where
 
 
@@ -410,7 +394,6 @@ def test_the_frozen_page(browser, tmp_path):
 
 
 def test_a_frozen_page_without_an_end(browser, tmp_path):
-    killed = History(header(), [record(0), record(1)])
-    browser = frozen(browser, tmp_path, [killed])
+    browser = frozen(browser, tmp_path, [History(header(), [record(0), record(1)])])
     assert browser.text(".runs tbody .status") == "stopped without an end record"
     assert browser.log() == []

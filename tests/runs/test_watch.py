@@ -3,9 +3,6 @@
 import http.client
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -16,7 +13,6 @@ import pytest
 from simfbo.errors import UserError
 from simfbo.runs import news as module
 from simfbo.runs.lines import as_line
-from simfbo.runs.names import differences, groups, labels
 from simfbo.runs.news import find_runs, news
 from simfbo.runs.watch import Watcher
 
@@ -260,36 +256,6 @@ def test_many_runs(tmp_path, monkeypatch):
     assert answer["hidden"] == 1
 
 
-# Names
-
-
-def test_names_mention_what_tells_runs_apart():
-    derived = {"inputs": {"data": "ab"}, "versions": {"jax": "1"}, "about": {"colour": "#fff"}}
-    own = header("FedNest") | derived
-    own["config"]["algorithm"]["inner"] = 5
-    assert labels([header(), own]) == ["SimFBO", "FedNest"]
-    assert labels([header(clients=3), header(clients=9)]) == [
-        "SimFBO, clients 3", "SimFBO, clients 9"]  # fmt: skip
-    other = header()
-    other["config"]["task"] = {"name": "long-tail", "model": "mlp"}
-    assert labels([header(), other]) == ["SimFBO, task quadratic", "SimFBO, task long-tail"]
-    assert labels([header(seed=1, clients=3), header(seed=2, clients=9)])[0] == (
-        "SimFBO, clients 3, seed 1"
-    )
-    longer = header() | {"rounds": 200}
-    assert labels([header(), longer]) == ["SimFBO, rounds 100", "SimFBO, rounds 200"]
-    assert labels([header(seed=0), longer | {"seed": 1}]) == ["SimFBO, seed 0", "SimFBO, seed 1"]
-    assert labels([{}]) == ["unknown"]
-    many = [header(**{f"key{i}": value for i in range(9)}) for value in (1, 2)]
-    assert labels(many)[0] == "SimFBO, key0 1, key1 1, key2 1, key3 1, …"
-
-
-def test_groups_are_the_same_but_for_the_seed():
-    first, second, third = groups([header(seed=0), header(seed=1), header(seed=0, clients=3)])
-    assert first == second != third
-    assert differences([header(seed=0), header(seed=1)]) == ["seed"]
-
-
 def test_runs_alike_are_told_apart_by_their_folders(tmp_path):
     for name in "ab":
         write(tmp_path / name, head=header(HOSTILE))
@@ -420,19 +386,3 @@ def test_answering_keeps_nothing(tmp_path):
         assert tracemalloc.get_traced_memory()[0] - before < 50_000
     finally:
         tracemalloc.stop()
-
-
-def test_the_command_needs_no_jax_and_ends_quietly(tmp_path):
-    """It starts at once, and Ctrl-C is how it is meant to end."""
-    script = """
-import sys
-sys.modules["jax"] = sys.modules["numpy"] = sys.modules["matplotlib"] = None
-from simfbo.cli.main import main
-sys.exit(main(["watch", ".", "--port", "0"]))
-"""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
-        assert process.stdout.readline().startswith("Watching . at http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        assert (process.returncode, out, err) == (0, "", "")

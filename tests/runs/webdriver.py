@@ -106,4 +106,20 @@ class Browser:
         return self.devtools("Runtime.getHeapUsage")["usedSize"]
 
 
+# The contrast of every visible text with what is behind it; the smallest one, and whose it is.
+CONTRAST = """
+const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const parse = text => text.match(/[\\d.]+/g).map(Number);
+const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const behind = e => {
+  const colour = e ? parse(getComputedStyle(e).backgroundColor) : [255, 255, 255];
+  return colour.length === 4 && colour[3] === 0 ? behind(e.parentElement) : colour;
+};
+const found = [...document.querySelectorAll("body *")].filter(e => e.checkVisibility() &&
+  [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())).map(e => {
+    const pair = [getComputedStyle(e).color, 0].map((c, i) => luminance(i ? behind(e) : parse(c)));
+    return [(Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05), e.outerHTML.slice(0, 100)];
+  });
+return found.sort((a, b) => a[0] - b[0])[0];
+"""
 _PORT = re.compile(r"started successfully on port (\d+)")
