@@ -147,6 +147,6 @@ print(f"\nThe figure is {options.output / 'figure.png'}")
 # %% [markdown]
 # Left: the groups' losses move together at the expense of the upright sites, which is unavoidable
 # with a single linear model. Right: a row from an upside-down camera ends up with the weight of
-# twenty upright ones, three times what inverse frequencies give. That is slightly too much: on test
-# images the upright group is now the worst. If a group's labels are merely noisier, no weights
+# thirteen upright ones, where inverse frequencies give it that of seven and a half; its group is
+# still the worst on test images, but by little. If a group's labels are merely noisier, no weights
 # help.

@@ -119,5 +119,5 @@ print(f"\nThe figure is {options.output / 'figure.png'}")
 # %% [markdown]
 # Each line is a client. The shared head has to tell ten digits apart; a client's own head starts
 # from it and learns which two there are. If clients have all digits there is nothing to gain: with
-# `partition.dirichlet(labels, clients=20, alpha=0.5)`, own heads were no better. Nor does the
-# hidden layer need two levels here: the three rows of the table differ by one test image of 180.
+# `partition.dirichlet(labels, clients=20, alpha=0.5)`, own heads were no better. Nor is the hidden
+# layer what matters here: heads of their own do as well on a random one, as the table shows.
