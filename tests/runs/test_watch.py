@@ -241,9 +241,9 @@ def test_the_log_of_a_server_is_sent_when_it_changes(tmp_path):
     text = reader.ask()["runs"][0]["log"]["text"]
     assert (len(text), text[-5:]) == (16_000, "� end")
     assert "log" not in reader.ask()["runs"][0]
-    log.write_text("again")
+    log.write_text("\x1b[92mINFO \x1b[0m: again")
     reader.seen[str(tmp_path / "a")]["log"] = "another"
-    assert reader.ask()["runs"][0]["log"]["text"] == "again"
+    assert reader.ask()["runs"][0]["log"]["text"] == "INFO : again"
 
 
 def test_many_runs(tmp_path, monkeypatch):

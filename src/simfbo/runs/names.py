@@ -17,13 +17,15 @@ _MOST = 4  # settings in a name
 
 
 def settings(header: Json) -> Json:
-    """Return the settings in a history's header, by their dotted keys.
+    """Return the settings in a history's header, by their dotted keys, each of them once.
 
     Example:
-        >>> settings({"seed": 0, "config": {"task": {"name": "quadratic"}}, "versions": {"a": 1}})
-        {'seed': 0, 'config.task.name': 'quadratic'}
+        >>> settings({"seed": 0, "config": {"seed": 0, "task": {"name": "fair"}}, "versions": {}})
+        {'seed': 0, 'config.task.name': 'fair'}
     """
-    return {key: value for key, value in flattened(header) if not key.startswith(_DERIVED)}
+    found = {key: value for key, value in flattened(header) if not key.startswith(_DERIVED)}
+    repeated = {f"config.{key}" for key in found if found[key] == found.get(f"config.{key}")}
+    return {key: found[key] for key in found if key not in repeated}
 
 
 def differences(headers: Sequence[Json]) -> list[str]:

@@ -26,6 +26,7 @@ _CHUNK = 1_000_000  # bytes of one history in an answer
 _ANSWER = 4 * _CHUNK  # bytes of all histories in an answer
 _MARKED = 4096  # bytes that a mark depends on
 _LOG, _LOG_TAIL = "server.log", 16_000
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
 _DEPTH, _RUNS = 5, 500  # how far below a folder runs are looked for, and how many are shown
 _CHECKPOINT = re.compile(r"checkpoint-(\d{10})\.npz")
 
@@ -194,7 +195,7 @@ def _tail_of_log(file: Path) -> Json | None:
             return None
         about = os.fstat(log.fileno())
         log.seek(max(0, about.st_size - _LOG_TAIL))
-        text = log.read(_LOG_TAIL).decode(errors="replace")
+        text = _ESCAPES.sub("", log.read(_LOG_TAIL).decode(errors="replace"))
     return {"stamp": f"{about.st_size}-{about.st_mtime_ns}", "text": text}
 
 
