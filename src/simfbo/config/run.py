@@ -15,7 +15,6 @@ from pydantic import (
     SerializeAsAny,
     Tag,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -115,14 +114,6 @@ class RunConfig(Strict):
     seed: int = Field(0, ge=0, lt=2**32)
     track: list[str] = Field([], exclude=True)  # a run does not depend on it
 
-    @field_validator("track", mode="before")
-    @classmethod
-    def _trackers_exist(cls, given: Any) -> Any:
-        texts = [given] if isinstance(given, str) else given
-        for text in texts if isinstance(texts, list) else ():
-            tracker(text if isinstance(text, str) else str(text))
-        return texts
-
     @model_validator(mode="after")
     def _privacy_fits(self) -> "RunConfig":
         if self.privacy is None:
@@ -196,6 +187,10 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
     tree = copied(tree)
     for key, value in overrides.items():
         _put(tree, key, value)
+    if isinstance(tree.get("track"), str):
+        tree["track"] = [tree["track"]]
+    for text in tree["track"] if isinstance(tree.get("track"), list) else ():
+        tracker(str(text))  # which says what there is
     task = _record(tree, "task", TASKS.find, None)
     method = _record(tree, "algorithm", METHODS.find, "simfbo")
     models = {"task": settings_model(task), "algorithm": settings_model(method)}

@@ -56,7 +56,9 @@ def put_away(directory: Path, folder: Path) -> None:
         file.unlink()
     if any(directory.rglob(STATE)):
         make_folder(folder / "tracked")
-        directory.replace(folder / "tracked" / directory.name)
+        kept = folder / "tracked" / directory.name
+        shutil.rmtree(kept, ignore_errors=True)  # of an earlier run of the same
+        directory.replace(kept)
     else:
         shutil.rmtree(directory)
 

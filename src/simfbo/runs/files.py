@@ -33,7 +33,7 @@ def write_atomic(file: Path, data: bytes | str) -> None:
     with held_back():
         try:
             with open(temporary, "wb", opener=_no_link) as out:
-                out.write(data.encode() if isinstance(data, str) else data)
+                out.write(data.encode(errors="replace") if isinstance(data, str) else data)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(temporary, file)

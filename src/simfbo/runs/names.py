@@ -23,7 +23,9 @@ def settings(header: Json) -> Json:
         >>> settings({"seed": 0, "config": {"seed": 0, "task": {"name": "fair"}}, "versions": {}})
         {'seed': 0, 'config.task.name': 'fair'}
     """
-    found = {key: value for key, value in flattened(header) if not key.startswith(_DERIVED)}
+    # Without a configuration, what tells runs apart are the numbers they were built with.
+    derived = _DERIVED if header.get("config") else (*_DERIVED[:2], "inputs.data")
+    found = {key: value for key, value in flattened(header) if not key.startswith(derived)}
     repeated = {f"config.{key}" for key in found if found[key] == found.get(f"config.{key}")}
     return {key: found[key] for key in found if key not in repeated}
 
@@ -49,7 +51,11 @@ def labels(headers: Sequence[Json]) -> list[str]:
 
 def groups(headers: Sequence[Json]) -> list[str]:
     """Return a text for each run, the same for those that differ in nothing but the seed."""
-    return [_digest(settings(header)) for header in headers]
+    found = [_digest(settings(header)) for header in headers]
+    seeds = [(one, repr(header.get("seed"))) for one, header in zip(found, headers, strict=True)]
+    # Two runs of one seed are not a sample: what tells them apart is not in their headers.
+    mixed = {one for one, seed in seeds if seeds.count((one, seed)) > 1}
+    return [f"{one}-{i}" if one in mixed else one for i, one in enumerate(found)]
 
 
 def without_seed(label: str, header: Json) -> str:

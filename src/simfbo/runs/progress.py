@@ -49,7 +49,7 @@ def shown(
 def line(record: Json, metric: str | None) -> str:
     """Return one evaluation as a line of text."""
     sent = size(record["bytes_up"] + record["bytes_down"])
-    value = "" if metric is None else f"{metric.replace('_', ' ')} {record[metric]:<9.4g} "
+    value = f"{metric.replace('_', ' ')} {record[metric]:<9.4g} " if metric in record else ""
     return f"round {record['round']:>6,}   {value}sent {sent:>8}   {record['seconds']:7.2f} s"
 
 
@@ -89,12 +89,12 @@ class _Watched:
         first = [self._main] if self._main in found else []
         for name in dict.fromkeys([*first, *found]):
             self._add(name, float(found[name]))
-        if len(next(iter(self.metrics.values()), ())) >= 8 * _WIDTH:
-            self.metrics = {name: [*values[:-1:2], values[-1]]
-                            for name, values in self.metrics.items()}  # fmt: skip
 
     def _add(self, name: str, value: float) -> None:
-        self.metrics.setdefault(name, []).append(value)
+        values = self.metrics.setdefault(name, [])
+        values.append(value)
+        if len(values) >= 8 * _WIDTH:
+            values[:] = [*values[:-1:2], value]
         choose = max if name in self._maximise else min
         if math.isfinite(value):
             self._best[name] = choose(self._best.get(name, value), value)
@@ -162,18 +162,19 @@ def _in_notebook() -> bool:
 def _notebook(watched: _Watched) -> Show:
     """Show a bar in a notebook; return what updates it."""
     display = require("IPython.display", "cli")
-    begin, shown_at = time.monotonic(), 0.0
+    begin, first, shown_at = time.monotonic(), -1, 0.0
     handle = display.display(
         display.HTML(bar_html(watched.name, 0, watched.rounds)), display_id=True
     )
 
     def update(t: int, record: Json | None) -> None:
-        nonlocal shown_at
+        nonlocal first, shown_at
         watched.take(t, record)
+        first = t if first < 0 else first  # not the start where a run is resumed
         now = time.monotonic()
         if t == watched.rounds or now - shown_at >= _PAUSE:
             shown_at = now
-            left = (now - begin) / max(t, 1) * (watched.rounds - t)
+            left = (now - begin) / max(t - first, 1) * (watched.rounds - t)
             values = {name: values[-1] for name, values in watched.metrics.items()}
             handle.update(display.HTML(bar_html(watched.name, t, watched.rounds, left, values)))
 

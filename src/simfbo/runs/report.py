@@ -237,8 +237,9 @@ def page(
 
 def _lines(history: History, most: int) -> list[Json]:
     """Return the lines of a history as the page reads them, with about so many records at most."""
-    records = history.records[:: -(-len(history.records) // most) or 1]
-    records += history.records[-1:] if records[-1:] != history.records[-1:] else []
+    every, last = -(-len(history.records) // most) or 1, len(history.records) - 1
+    places = {*range(0, last + 1, every), *_extremes(history), last} if last >= 0 else set()
+    records = [history.records[i] for i in sorted(places)]
     found = {
         "header": [history.header],
         "record": records,
@@ -250,6 +251,16 @@ def _lines(history: History, most: int) -> list[Json]:
     return [
         {"kind": kind, **plain(line)} for kind, lines in found.items() for line in lines if line
     ]
+
+
+def _extremes(history: History) -> list[int]:
+    """Return where metrics are smallest and largest."""
+    found: list[int] = []
+    for name in metrics(history):
+        values = [record.get(name, np.nan) for record in history.records]
+        if not np.isnan(values).all():
+            found += [int(np.nanargmin(values)), int(np.nanargmax(values))]
+    return found
 
 
 def _counted(history: History) -> list[Json]:

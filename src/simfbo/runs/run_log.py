@@ -78,9 +78,7 @@ class RunLog:
     def start(self, first: Progress) -> Progress:
         """Start a new history; return the progress to start from."""
         self._writer = Writer(self._directory)
-        begun = self._write_header(first)
-        self._tracking.begin_run(self.history.header)
-        return begun
+        return self._write_header(first)
 
     def _write_header(self, first: Progress) -> Progress:
         self._open.write("header", self.history.header)
@@ -92,11 +90,6 @@ class RunLog:
         Args:
             first: the start of the run.
         """
-        progress = self._resume(first)
-        self._tracking.begin_run(self.history.header, self.history.records)
-        return progress
-
-    def _resume(self, first: Progress) -> Progress:
         if self._directory is None:
             raise UserError("resume=True needs the run's folder: pass directory=...")
         self._writer = Writer(self._directory, resume=True)
@@ -162,11 +155,21 @@ class RunLog:
             lines[:] = [line for line in lines if line["round"] <= progress.round]
         self._open.cut(progress.written)
 
-    def add(self, kind: str, *lines: Json) -> int:
-        """Append lines of one kind; return the new size of the history in bytes."""
+    def begin_tracking(self) -> None:
+        """Begin in the trackers, which may take long."""
+        self._tracking.begin_run(self.history.header, self.history.records)
+
+    def add(self, kind: str, *lines: Json, track: bool = True) -> int:
+        """Append lines of one kind; return the new size of the history in bytes.
+
+        Args:
+            kind: of the lines.
+            lines: to append.
+            track: whether trackers get them; not if they are cut off when the run is resumed.
+        """
         self.history.lines[kind] += map(dict, lines)
         self._open.write(kind, *lines)
-        for line in lines if kind == "record" else ():
+        for line in lines if track and kind == "record" else ():
             self._tracking.record(line)
         return self._open.position
 

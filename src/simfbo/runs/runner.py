@@ -157,6 +157,8 @@ def run(
         interrupts = stack.enter_context(held_back())
         stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)
+        with interrupts.allowed():
+            log.begin_tracking()
         return _iterate(job, begun, pace, interrupts)
 
 
@@ -222,13 +224,13 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
         last: list[Json] = []
         with contextlib.suppress(KeyboardInterrupt), interrupts.allowed():
             last = _last_record(job, at)
-        log.add("record", *last)
+        log.add("record", *last, track=False)
     except TooFewReplies as error:
         end = starved(error, at.round + 1)
         if end["status"] == "starved":
             log.save(at)
         log.add("refusal", *_take_refusals(job, at.round + 1))
-        log.add("record", *_last_record(job, at))
+        log.add("record", *_last_record(job, at), track=False)
     except _Diverged as error:
         at, end = error.args
         log.add("record", *_last_record(job, at))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simfbo.errors import UserError
-from simfbo.runs.files import as_folder_name, make_folder, write_atomic
-from simfbo.runs.trackers._tracker import TrackedRun
+from simfbo.runs.files import make_folder, write_atomic
+from simfbo.runs.trackers._tracker import TrackedRun, first_free
 
 _FILE = "metrics.csv"
 
@@ -28,25 +28,27 @@ class CSV:
     def begin(self, run: TrackedRun) -> "_Table":
         """Begin a file, or go on with the run's own."""
         if run.id is not None:
-            return _Table(Path(run.id), run.last)
+            return _Table(run.id, (run.directory or Path()) / run.id, run.last)
         if self.folder is not None:
-            names = map(as_folder_name, filter(None, (run.study, run.name)))
-            *folders, file = (*names,)
-            folder, file = Path(self.folder, *folders), f"{file}.csv"
-        elif run.directory is not None:
-            folder, file = run.directory, _FILE
-        else:
+            place = first_free(Path(self.folder), (run.study, run.name), _created)
+            file = place.with_name(f"{place.name}.csv")
+            return _Table(str(file), file)
+        if run.directory is None:
             raise UserError("The tracker csv needs a folder: use 'csv:FOLDER' or directory=...")
-        make_folder(folder)
-        return _Table(folder / file, run.last)
+        make_folder(run.directory)
+        return _Table(_FILE, run.directory / _FILE)
+
+
+def _created(place: Path) -> None:
+    """Create an empty file."""
+    place.with_name(f"{place.name}.csv").touch(exist_ok=False)
 
 
 class _Table:
-    """A file of rows; the file exists once there is a row."""
+    """A file of rows, which is written with the first one."""
 
-    def __init__(self, file: Path, last: int) -> None:
-        self.id = str(file)
-        self._file = file
+    def __init__(self, name: str, file: Path, last: int = -1) -> None:
+        self.id, self._file = name, file
         self._columns: list[str] = []
         rows = list(csv.DictReader(io.StringIO(file.read_text()))) if last >= 0 else []
         self._write([row for row in rows if None not in row.values() and int(row["round"]) <= last])

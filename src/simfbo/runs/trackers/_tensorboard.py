@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from simfbo.errors import require
-from simfbo.runs.files import as_folder_name
 from simfbo.runs.history import BOOKKEEPING
-from simfbo.runs.trackers._tracker import TrackedRun, require_installed
+from simfbo.runs.trackers._tracker import TrackedRun, first_free, require_installed
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,22 @@ class TensorBoard:
 
     def begin(self, run: TrackedRun) -> "_Events":
         """Open a writer, in the folder of an earlier start if there was one."""
-        folder = self._folder(run) if run.id is None else Path(run.id)
-        return _Events(require("tensorboardX", "tensorboard"), folder, run)
-
-    def _folder(self, run: TrackedRun) -> Path:
+        package = require("tensorboardX", "tensorboard")
+        if run.id is not None:
+            return _Events(package, run.id, (run.directory or Path()) / run.id, run)
         if self.folder is None and run.directory is not None:
-            return run.directory
+            return _Events(package, ".", run.directory, run)
         folder = Path("runs", "tensorboard") if self.folder is None else Path(self.folder)
-        return folder.joinpath(*map(as_folder_name, filter(None, (run.study, run.name))))
+        place = first_free(folder, (run.study, run.name), Path.mkdir)
+        return _Events(package, str(place), place, run)
 
 
 class _Events:
     """The event files of one run."""
 
-    def __init__(self, package: Any, folder: Path, run: TrackedRun) -> None:
-        self.id = str(folder)
-        purge = run.last + 1 if run.last >= 0 else None
+    def __init__(self, package: Any, name: str, folder: Path, run: TrackedRun) -> None:
+        self.id = name
+        purge = None if run.id is None else run.last + 1
         suffix = f".{time.time_ns()}"  # two starts within a second must not share a file
         self._writer = package.SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
         self._summaries, self._config, self._seen = package.summary, run.config, False

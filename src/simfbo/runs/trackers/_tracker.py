@@ -1,11 +1,14 @@
 """What a tracker is: where the numbers of runs go besides their own folders."""
 
-from collections.abc import Mapping
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from simfbo.errors import MissingExtra, missing
+from simfbo.runs.files import as_folder_name, make_folder
 
 
 class TrackedRun(NamedTuple):
@@ -67,6 +70,24 @@ class Tracker(Protocol):
     def begin(self, run: TrackedRun) -> Tracked:
         """Begin a run, or go on with one whose `id` is given."""
         ...
+
+
+def first_free(folder: Path, names: Iterable[str | None], make: Callable[[Path], object]) -> Path:
+    """Make a file or folder that is not there yet, named after a run or, if need be, numbered.
+
+    Args:
+        folder: in which to make it.
+        names: of study and run, which may be anything; all but the last become folders.
+        make: what makes it; raises FileExistsError if it is there.
+    """
+    *parents, name = (as_folder_name(one) for one in names if one)
+    make_folder(folder.joinpath(*parents))
+    for number in itertools.count(1):
+        place = folder.joinpath(*parents, name if number == 1 else f"{name}-{number}").resolve()
+        with contextlib.suppress(FileExistsError):
+            make(place)
+            return place
+    raise AssertionError  # numbers do not end
 
 
 def require_installed(package: str, extra: str) -> None:

@@ -43,7 +43,7 @@ class WandB:
             id=number,
             resume="allow",
             name=run.name,
-            group=run.study,
+            group=run.study or (run.name if "study" in run.tags else None),
             dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # it remembers an earlier folder
             config=dict(run.config),
             tags=[f"{key}:{value}"[:64] for key, value in run.tags.items()],

@@ -4,7 +4,7 @@ import contextlib
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,8 @@ def tracker(given: str | Tracker) -> Tracker:
         WandB(project='my-project', mode=None)
     """
     if not isinstance(given, str):
+        if not hasattr(given, "begin"):
+            raise UserError(f"A tracker is a text such as 'mlflow', or has `begin`: got {given!r}.")
         return given
     name, _, place = given.partition(":")
     if name not in _KNOWN:
@@ -113,7 +115,7 @@ class Tracking:
             study: the study it belongs to.
         """
         self._given = listed(track)
-        self._trackers = {_key(one): one for one in map(tracker, self._given)}
+        self._trackers = _keyed(map(tracker, self._given))
         self._directory = None if directory is None else Path(directory)
         self._study = study
         self._open: dict[str, Tracked] = {}
@@ -135,6 +137,8 @@ class Tracking:
             tags: what it can be found by.
             records: those it has already; trackers that lack some are given them.
         """
+        if self._open:
+            raise UserError("This Tracking has begun already: use another one for each run.")
         study, begun = self._study, self._begun()
         for key, one in self._trackers.items():
             known, last = begun.get(key, (None, -1))
@@ -166,7 +170,8 @@ class Tracking:
     def _name(self, header: Json) -> str:
         """Return what a run is called: its folder, seen from its study's."""
         if self._directory is None:
-            return f"{header['algorithm']}-seed{header['seed']}"
+            name = (header.get("config") or {}).get("estimator", header["algorithm"])
+            return f"{name}-seed{header['seed']}"
         if self._study is not None and self._directory.is_relative_to(self._study.directory):
             return self._directory.relative_to(self._study.directory).as_posix()
         return self._directory.resolve().name
@@ -177,7 +182,7 @@ class Tracking:
         if not self._open or self._directory is None:
             return None
         ids = {key: one.id for key, one in self._open.items()}
-        given = [one for one in self._given if _key(tracker(one)) in ids]
+        given = [one for one, key in zip(self._given, self._trackers, strict=True) if key in ids]
         return Nested(given, Study(self._directory.resolve().name, self._directory, ids))
 
     def record(self, record: Json) -> None:
@@ -208,7 +213,9 @@ class Tracking:
         begun = {key: (one.id, self._last[key]) for key, one in self._open.items()}
         texts = [one for one in self._given if isinstance(one, str)]
         state = {"track": texts, "begun": self._begun() | begun}
-        write_atomic(self._directory / STATE, json.dumps(state, indent=1))
+        with contextlib.suppress(OSError):  # a full disk is the run's own to report
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._directory / STATE, json.dumps(state, indent=1))
 
     def _begun(self) -> dict[str, tuple[str, int]]:
         """Return identifier and last round of earlier starts, by tracker."""
@@ -256,7 +263,13 @@ def _read(directory: Path) -> Json:
     return {"track": [], "begun": {}}
 
 
-def _key(one: Tracker) -> str:
-    """Return a name that tells a tracker from others, also in another process."""
-    settings = repr(one) if is_dataclass(one) else ""
-    return f"{one.name}-{zlib.crc32(settings.encode()):08x}"
+def _keyed(trackers: Iterable[Tracker]) -> dict[str, Tracker]:
+    """Return trackers by names that tell them apart, also in another process."""
+    found: dict[str, Tracker] = {}
+    for one in trackers:
+        settings = repr(one) if is_dataclass(one) else ""
+        key = f"{one.name}-{zlib.crc32(settings.encode()):08x}"
+        while key in found:
+            key += "+"
+        found[key] = one
+    return found
