@@ -13,7 +13,6 @@ PUBLISHED = os.environ.get("SIMFBO_DOCS_VERSION", "")  # the workflow sets it: "
 sys.path.insert(0, str(HERE))
 
 import api_pages  # noqa: E402
-from jupyter_client.connect import ConnectionFileMixin  # noqa: E402
 from links import REPOSITORY, ROOT  # noqa: E402
 
 import simfbo  # noqa: E402
@@ -21,8 +20,6 @@ import simfbo  # noqa: E402
 for _title, _place in api_pages.NAMESPACES.items():
     sys.modules[_title] = importlib.import_module(_place)  # simfbo.sampling is simfbo.core.sampling
 
-# Kernels of tutorials listen on sockets of this machine rather than on open TCP ports.
-ConnectionFileMixin.transport.default_value = "ipc"
 # sphinx-gallery's workers end when they have grown; the examples they hold start again elsewhere.
 warnings.filterwarnings("ignore", "A worker stopped while some jobs")
 
