@@ -58,7 +58,7 @@ unit: .venv/.torch
 docs: .venv/.docs  ## Build and check the documentation site: build/docs/index.html
 	rm -rf build/docs
 	$(BIN)/python docs/site/gather.py build/docs-source
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site \
+	$(BIN)/python -m sphinx --jobs auto --quiet --fail-on-warning --keep-going --conf-dir docs/site \
 	  --doctree-dir build/docs-source/doctrees build/docs-source/pages build/docs
 	$(BIN)/python docs/site/check_html.py build/docs
 

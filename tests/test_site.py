@@ -133,6 +133,8 @@ FAULTS = {
     '<a href="c.html">': "does not exist",
     '<img src="c.png">': "does not exist",
     '<script src="https://cdn.example/x.js">': "is loaded from elsewhere",
+    "<p>&lt;function f at 0x7f142b792ca0&gt;</p>": "is of this machine",
+    "<p>written to /root/x.png</p>": "is of this machine",
     '<link rel="stylesheet" href="//cdn.example/x.css">': "is loaded from elsewhere",
 }
 

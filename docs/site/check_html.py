@@ -1,7 +1,7 @@
 """Check the built site: `python docs/site/check_html.py FOLDER`.
 
-Links lead to files and anchors that exist, nothing is loaded from elsewhere, and every public name
-has its page. Links to other sites are not followed.
+Links lead to files and anchors that exist, nothing is loaded from elsewhere, no page names the
+machine it was built on, and every public name has its page. Links to other sites are not followed.
 """
 
 import re
@@ -17,6 +17,8 @@ import api_pages
 _LOADED = {"script": "src", "img": "src", "source": "src", "iframe": "src", "embed": "src"}
 _FETCHED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "search"}
 _CSS_URL = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+# Addresses of objects and folders of a machine, as outputs of code can hold them.
+_MACHINE = re.compile(r"\b0x[0-9a-f]{8,}\b|(?<![\w./-])/(?:home|root|tmp|work|Users)/\S*")
 # Written by scripts of the theme, which makes their targets as the page loads.
 _MADE_BY_SCRIPTS = {"#", "#pst-secondary-sidebar"}
 
@@ -32,6 +34,7 @@ class Page(HTMLParser):
         """
         super().__init__()
         self.links: list[str] = []
+        self.machine: list[str] = []
         self.loads: list[str] = []
         self.anchors: set[str] = {"", "top"}
         self.feed(text)
@@ -46,6 +49,10 @@ class Page(HTMLParser):
             self.loads.append(found["href"])
         if (source := _LOADED.get(tag)) and found.get(source):
             self.loads.append(found[source])
+
+    def handle_data(self, data: str) -> None:
+        """Note what text says about the machine."""
+        self.machine += _MACHINE.findall(data)
 
 
 class Fault(NamedTuple):
@@ -73,6 +80,7 @@ def _page_faults(path: Path, page: Page, pages: dict[Path, Page]) -> list[Fault]
     """Return what is wrong with a page."""
     remote = [one for one in page.loads if _is_remote(one)]
     found = [Fault(str(path), one, "is loaded from elsewhere") for one in remote]
+    found += [Fault(str(path), one, "is of this machine") for one in page.machine]
     for link in {*page.links, *page.loads}:
         if urlsplit(link).scheme or _is_remote(link) or link in _MADE_BY_SCRIPTS:
             continue

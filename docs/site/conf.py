@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore", "A worker stopped while some jobs")
 project = "simfbo"
 author = "The simfbo maintainers"
 project_copyright = author
-version = release = simfbo.__version__
+version = release = simfbo.__version__ + (".dev" if PUBLISHED == "latest" else "")
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
@@ -62,13 +62,14 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_attr_annotations = False  # the signature has them
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": "",
     "image_scrapers": ("gallery.figures",),
+    "reset_modules": ("matplotlib", "gallery.short_warnings"),
     "min_reported_time": 0,
     "download_all_examples": False,
     "show_signature": False,

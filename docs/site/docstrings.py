@@ -16,8 +16,25 @@ _DOCUMENT = re.compile(r"`?docs/([\w-]+)\.md`?")
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn Markdown into reST, in place; runs before napoleon."""
     first = next((i for i, line in enumerate(lines) if _SECTION.match(line)), len(lines))
-    lines[:] = [*_literal_blocks(lines[:first]), *lines[first:]]
+    text = [*_literal_blocks(lines[:first]), *_further(app, name)]
+    lines[:] = [*text, *lines[first:]]
     lines[:] = [_DOCUMENT.sub(r":doc:`/\1`", line) for line in lines]
+    if isinstance(obj, tuple) and what == "data":
+        lines += ["", *map(_item, obj)]
+
+
+def _further(app: Sphinx, name: str) -> list[str]:
+    """Return a link to the page of a method, if there is one."""
+    namespace, _, last = name.rpartition(".")
+    page = f"reference-{last}"
+    if namespace != "simfbo.algorithms" or page not in app.env.found_docs:
+        return []
+    return [f":doc:`Its page </{page}>` has the equations, the cost and the choices made.", ""]
+
+
+def _item(value: Any) -> str:
+    """Return what a tuple of names or of laws holds, as an item of a list."""
+    return f"- ``{value}``" if isinstance(value, str) else f"- {value.name}: {value.says}"
 
 
 def _literal_blocks(lines: list[str]) -> list[str]:

@@ -1,10 +1,16 @@
 """What sphinx-gallery needs to know about our examples."""
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 from sphinx_gallery.scrapers import figure_rst
+
+
+def short_warnings(gallery_conf: dict[str, Any], file: str) -> None:
+    """Let warnings of an example say what they have to, not where on this machine they arose."""
+    warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
 
 
 class Figures:
