@@ -59,12 +59,12 @@ def test_cost(answer):
 
 
 def test_check(answer, somewhere):
-    (somewhere / "mine.py").write_text(
+    (somewhere / "cheating.py").write_text(
         "from simfbo.algorithms import simfbo\n"
         "def cheat(problem, local, server):\n"
         "    raise KeyError('no')\n"
     )
-    code, found, _ = answer("check", "mine:cheat")
+    code, found, _ = answer("check", "cheating:cheat")
     assert (code, found["passed"]) == (1, False)
     assert {one["verdict"] for one in found["laws"]} == {"failed"}
 

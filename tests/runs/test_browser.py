@@ -26,6 +26,7 @@ MISSING = not (webdriver.CHROMIUM and webdriver.CHROMEDRIVER)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING, reason="needs chromium, chromedriver")]
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+OBJECT = {"toString": 1, "valueOf": 1}  # which JavaScript can make no text or number of
 MOST = 4001  # points that the page keeps of a run
 READY = "return document.querySelectorAll('.runs tbody tr').length >= {}"
 
@@ -327,9 +328,9 @@ def test_hostile_names_do_nothing(page, tmp_path):
         "__proto__": {"a": 1},
     }
     folder = tmp_path / HOSTILE.replace("/", "")
-    file = write(folder, hostile, {**hostile, "round": 1}, head=head)
+    file = write(folder, hostile, {**hostile, "round": 1, "seconds": OBJECT}, head=head)
     append(file, {"round": 1, "client": 2, "reason": HOSTILE, "text": HOSTILE}, kind="refusal")
-    append(file, {"round": 1, "client": HOSTILE, "reason": None}, kind="refusal")
+    append(file, {"round": 1, "client": HOSTILE, "reason": OBJECT}, kind="refusal")
     append(file, {"round": HOSTILE, "text": HOSTILE}, kind="warning")
     append(file, {"converged": True, "text": HOSTILE}, kind="verdict")
     append(file, {"status": HOSTILE, "reason": HOSTILE}, kind="end")

@@ -33,3 +33,14 @@ def test_groups_are_the_same_but_for_the_seed():
     first, second, third = groups([header(seed=0), header(seed=1), header(seed=0, clients=3)])
     assert first == second != third
     assert differences([header(seed=0), header(seed=1)]) == ["seed"]
+
+
+def test_runs_of_one_seed_are_never_a_sample():
+    """What tells them apart is in the numbers they were built with, or in nothing that is known."""
+    one = {"algorithm": "SimFBO", "seed": 0, "config": {}}
+    inputs = [{"inputs": {"data": "d", "algorithm": {"local.x": x}}} for x in (0.1, 0.02)]
+    first, second = groups([one | inputs[0], one | inputs[1]])
+    assert first != second
+    assert labels([one | inputs[0], one | inputs[1]]) == ["SimFBO, x 0.1", "SimFBO, x 0.02"]
+    assert len(set(groups([one, one]))) == 2
+    assert len(set(groups([one, {**one, "seed": 1}]))) == 1

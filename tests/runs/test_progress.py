@@ -132,3 +132,11 @@ def test_nothing_is_shown_unless_asked(capsys):
     with shown(False, "simfbo", 3) as update:
         assert update is None
     assert capsys.readouterr() == ("", "")
+
+
+def test_metrics_may_change_during_a_run():
+    console = Console(file=io.StringIO(), width=100)
+    with shown(True, "simfbo", 20, None, console) as update:
+        update(1, record(1, a=1.0))
+        update(2, record(2, b=2.0))
+    assert console.file.getvalue().count("\n") == 2

@@ -278,3 +278,13 @@ except ValueError as error:
     missing = "This needs matplotlib, which is not installed: pip install 'simfbo[plots]'."
     lines = ["Result: loss 0.5.", "<!doctype html>", f"MissingExtra {missing}"]
     assert (done.stdout.splitlines(), done.stderr) == (lines, "")
+
+
+def test_a_thinned_page_keeps_the_best_values():
+    records = [{"round": t, "bytes_up": t, "bytes_down": t, "communication_rounds": t,
+                "seconds": 1.0 * t, "loss": 0.5} for t in range(9001)]  # fmt: skip
+    records[3001]["loss"], records[4003]["loss"] = 0.01, np.nan
+    odd = History({"algorithm": "a", "seed": 0, "rounds": 9000, "config": {}}, records)
+    text = report.page([odd])
+    assert '"round": 3001' in text
+    assert text.count('"kind": "record"') < 4005

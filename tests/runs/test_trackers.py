@@ -174,7 +174,7 @@ def test_texts():
     with pytest.raises(UserError, match=r"^Unknown tracker 'mflow'"):
         tracker("mflow")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD"):
-        tracker("mlflow:https://me:secret@example.org")
+        tracker("mlflow:https://token@example.org")
     with pytest.raises(UserError, match="needs a folder"):
         go("csv")
 
@@ -227,6 +227,60 @@ def test_csv_with_columns_that_come_later(tmp_path):
     assert (tmp_path / "a-b.csv").read_text() == "round,loss,epsilon\n0,2.0,\n1,1.0,inf\n2,0.5,\n"
 
 
+def test_runs_of_one_name_do_not_share_a_file(tmp_path):
+    for _ in range(2):
+        go(f"csv:{tmp_path}")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "SimFBO-seed0-2.csv", "SimFBO-seed0.csv",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("track", ["csv", "tensorboard"])
+def test_a_run_can_be_resumed_from_elsewhere_and_moved(tmp_path, monkeypatch, track):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    first = Tracking(track, "runs/a")
+    first.begin_run(HEADER)
+    first.record(RECORDS[0])
+    first.save()
+    Path("runs").rename("moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Tracking(track, "../moved/a") as second:
+        second.begin_run(HEADER, RECORDS[:1])
+        second.record(RECORDS[1])
+    assert not list(Path().iterdir())
+    if track == "csv":
+        assert (tmp_path / "moved" / "a" / "metrics.csv").read_text().count("\n") == 3
+
+
+def test_what_is_no_tracker_and_a_second_run():
+    with pytest.raises(UserError, match="got 5"):
+        go(5)
+    tracking = Tracking(found := Remembering())
+    with tracking:
+        go(tracking)
+        with pytest.raises(UserError, match="use another one for each run"):
+            go(tracking)
+    assert next(iter(found.store.values())).status == "finished"
+    twins = Remembering(), Remembering()
+    go(twins)
+    assert [len(one.store) for one in twins] == [1, 1]
+
+
+def test_a_record_that_resuming_drops_is_not_tracked(tmp_path):
+    found = Remembering()
+
+    def stop(t, record):
+        if t == 8:
+            raise KeyboardInterrupt
+
+    where = {"directory": tmp_path, "rounds": 20, "every": 5}
+    assert go(found, on_round=stop, **where).records[-1]["round"] == 8
+    history = go(found, resume=True, **where)
+    assert [t for t, _ in found.store["run0"].records] == history.column("round")
+
+
 def _begun(name):
     from simfbo.runs.trackers import TrackedRun
 
@@ -237,7 +291,7 @@ def events(folder):
     """Return the events in TensorBoard's files, oldest first."""
     from tensorboardX.proto.event_pb2 import Event
 
-    for file in sorted(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns):
+    for file in sorted(folder.glob("events*")):  # named by the time of their start
         data, at = file.read_bytes(), 0
         while at < len(data):
             (length,) = struct.unpack_from("<Q", data, at)

@@ -23,7 +23,7 @@ class RunBar:
 
     def __init__(self) -> None:
         self._hidden = {*BOOKKEEPING, "kind"}
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
         times = (
             TimeElapsedColumn(),
             TextColumn("elapsed,"),

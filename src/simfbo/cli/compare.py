@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simfbo.cli import arguments
 from simfbo.cli.console import (
     OUT,
+    fetch_first,
     new_folder,
     print_json,
     print_table,
@@ -100,6 +101,7 @@ def compare(
         settings = {"methods": ", ".join(methods), "seeds": ", ".join(map(str, seeds))}
         tracking.begin(directory.resolve().name, settings, {"study": "compare"})
         OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+        fetch_first(methods.values(), data_dir, quiet)
         histories = _swept(runs, workers(jobs), data_dir, quiet, tracking)
         groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
         rows = _show(groups, methods, targets, metric, directory)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -45,7 +45,7 @@ def print_json(value: Json | list[Json]) -> None:
 
 def progress_bar(quiet: bool = False) -> Progress:
     """Return the progress bar of long work."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
     return Progress(*columns, console=OUT, transient=True, disable=quiet)
 
@@ -55,9 +55,9 @@ def fetching(quiet: bool = False) -> Generator[None]:
     """Show how far a data set is fetched, if one is within the block."""
     from simfbo.datasets.package_clients import watching
 
-    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(),
-               TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
-               TextColumn("left"))  # fmt: skip
+    name = TextColumn("fetching {task.description}", markup=False)
+    times = TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left")
+    columns = name, BarColumn(), DownloadColumn(), *times
     progress = Progress(*columns, console=OUT, transient=True)
     bars: dict[str, TaskID] = {}
 
@@ -76,6 +76,19 @@ def fetching(quiet: bool = False) -> Generator[None]:
         finally:
             if progress.live.is_started:
                 progress.stop()
+
+
+def fetch_first(configs: Iterable[RunConfig], data_dir: Path | None, quiet: bool) -> None:
+    """Fetch the data sets of runs, so that their workers find them."""
+    from simfbo import datasets
+
+    names = {getattr(config.task, "dataset", None): None for config in configs}
+    with fetching(quiet):
+        for name in names:
+            if name in datasets.TABLES:
+                datasets.load_table(name, data_dir)
+            elif name in datasets.NAMES:
+                datasets.load(name, data_dir)
 
 
 def print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:

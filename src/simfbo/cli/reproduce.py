@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, print_table, progress_bar, resumable, workers
+from simfbo.cli.console import OUT, fetch_first, print_table, progress_bar, resumable, workers
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import NAMES, Experiment, Part, chosen, load
 from simfbo.runs.files import Json
@@ -96,7 +96,8 @@ def reproduce(
             OUT.print(f"\n{experiment.title} ({place}): {experiment.claim}", markup=False)
             OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
             _reproduce(experiment, folder, place, resources, quiet)
-            tracking.artefact(folder / experiment.name / "table.md")
+            place = folder / experiment.name
+            tracking.artefact(place / "table.md", *sorted(place.glob("figure*.svg")))
         tracking.finish("finished")
         if summary.write(folder, quick):
             OUT.print(f"Summary table: {folder / 'summary.md'}", markup=False)
@@ -150,6 +151,8 @@ def _reproduce(
     """Run one experiment with a progress bar."""
     if resources.tune and "tuning" not in experiment.tree:
         OUT.print("Nothing to tune here: the settings are given.")
+    methods = [method for part in experiment.parts for method in part.methods.values()]
+    fetch_first((method.config for method in methods), resources.data_dir, quiet)
     with progress_bar(quiet) as progress:
         bar = progress.add_task(f"{place}, {experiment.name}", total=None)
 

@@ -1,6 +1,7 @@
 """`simfbo run`: train, and write a history, a figure and a summary."""
 
 import argparse
+import itertools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -188,8 +189,10 @@ def _baselines(built: "Built", history: History, directory: Path, quiet: bool) -
     with progress_bar(quiet) as progress:
         bar = progress.add_task("baselines", total=len(task.baselines))
 
+        done = itertools.count()
+
         def on_baseline(name: str) -> None:
-            progress.update(bar, advance=1, description=f"baseline: {name}")
+            progress.update(bar, completed=next(done), description=f"baseline: {name}")
 
         outcomes = baselines.compare(
             task,
@@ -213,7 +216,8 @@ def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
     if task.dataset in ("digits", *TABLES):
         return config
     try:
-        datasets.load(task.dataset, data_dir)
+        with fetching():
+            datasets.load(task.dataset, data_dir)
         return config
     except UserError:
         sentence = f"{task.dataset} could not be fetched (no network?), using digits instead."

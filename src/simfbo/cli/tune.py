@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simfbo.cli import arguments
-from simfbo.cli.console import OUT, new_folder, print_table, progress_bar, resumable, workers
+from simfbo.cli.console import (
+    OUT,
+    fetch_first,
+    new_folder,
+    print_table,
+    progress_bar,
+    resumable,
+    workers,
+)
 from simfbo.config.files import as_toml
 from simfbo.config.run import RunConfig, checked
 from simfbo.runs.files import Json
@@ -76,6 +84,7 @@ def tune(
         settings = dict(flattened(config.model_dump(mode="json"))) | {"budget": budget}
         tracking.begin(directory.resolve().name, settings, {"study": "tune"})
         OUT.print(f"{trials} trials into {directory}", markup=False)
+        fetch_first([config], data_dir, quiet)
         with progress_bar(quiet) as progress:
             bar = progress.add_task("", total=None)
 

@@ -69,7 +69,7 @@ class Looks {
 
   // A method's own colour, unless another group has it.
   next(run) {
-    const own = String(run.header.about?.colour);
+    const own = run.header.about?.colour ?? "";
     const taken = [...this.found.values()].map((one) => one.colour);
     const free = [...(/^#[0-9a-f]{6}$/i.test(own) ? [own] : []), ...this.palette].find(
       (colour) => !taken.includes(colour),

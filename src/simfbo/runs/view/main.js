@@ -204,8 +204,9 @@ async function ask() {
 async function follow() {
   const start = performance.now();
   let pause = POLL;
+  let answer = null;
   try {
-    const answer = await ask();
+    answer = await ask();
     take(answer);
     const more = answer.runs.some((run) => run.more);
     pause = more ? 0 : Math.max(POLL, 5 * (performance.now() - start));
@@ -213,7 +214,9 @@ async function follow() {
     if (!document.hidden && !more) render();
   } catch (error) {
     connected(
-      error instanceof TypeError ? "The server has stopped; waiting for it." : error.message,
+      answer === null && error instanceof TypeError
+        ? "The server has stopped; waiting for it."
+        : `Something cannot be shown: ${error.message}`,
       false,
     );
     pause = 2 * POLL;

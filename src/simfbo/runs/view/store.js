@@ -9,6 +9,7 @@ const MOST_EVENTS = 200;
 const RECENT = 10; // records that say how fast a run is
 const ROWS = 64;
 const COLUMNS = 96;
+const TEXTS = new Set(["algorithm", "reason", "status", "text"]);
 const BOOKKEEPING = new Set(["kind", ...data.bookkeeping]); // what records hold besides metrics
 
 // Counts by client and round, in cells that become larger as they must.
@@ -74,7 +75,8 @@ class Run {
     this.damaged = 0;
   }
 
-  add(line) {
+  add(given) {
+    const line = tidied(given);
     if (line.kind === "header") this.header = line;
     else if (line.kind === "record") this.addRecord(line);
     else if (line.kind === "refusal") this.addRefusal(line);
@@ -109,7 +111,7 @@ class Run {
   addRefusal(line) {
     const n = Number.isInteger(line.count) ? line.count : 1;
     const { reasons, clients, grid } = this.excluded;
-    const reason = String(line.reason);
+    const { reason } = line;
     this.excluded.total += n;
     if (reasons.has(reason) || reasons.size < 50) {
       reasons.set(reason, (reasons.get(reason) ?? 0) + n);
@@ -150,7 +152,7 @@ class Run {
   }
 
   get status() {
-    if (this.end) return String(this.end.status);
+    if (this.end) return this.end.status;
     if (!live) return "stopped";
     return this.idle <= 30 + 3 * this.interval ? "running" : "silent";
   }
@@ -167,6 +169,30 @@ class Run {
     const pace = (last.seconds - first.seconds) / (last.round - first.round);
     return Number.isFinite(pace) ? pace * (this.rounds - this.round) : null;
   }
+}
+
+// A line whose texts are texts and whose numbers are numbers, whatever somebody wrote into it.
+function tidied(line) {
+  const right =
+    line.kind === "record"
+      ? (value, key) => (key === "kind" || typeof value === "number" ? value : null)
+      : (value, key) => (TEXTS.has(key) ? asText(value) : value);
+  const found = Object.fromEntries(
+    Object.entries(line).map(([key, value]) => [key, right(value, key)]),
+  );
+  if (line.kind === "end") found.status = asText(line.status);
+  if (line.kind === "header") found.about = aboutOf(line.about);
+  return found;
+}
+
+function asText(value) {
+  return typeof value === "string" ? value : (JSON.stringify(value) ?? "");
+}
+
+function aboutOf(about) {
+  const { metric, goal, colour, maximise } = about ?? {};
+  const found = { metric: asText(metric), goal: asText(goal), colour: asText(colour) };
+  return Array.isArray(maximise) ? { ...found, maximise } : found;
 }
 
 function metricsOf(record) {
