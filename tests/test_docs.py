@@ -84,7 +84,16 @@ def execute(page):
             exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p != README], ids=name)
+# Their code takes longest, and hardly depends on what is changed here.
+LONG = ("how-to-come-from-pytorch.md", "how-to-come-from-fednest.md", "how-to-use-flax-equinox.md")
+RUN = [
+    pytest.param(p, id=name(p), marks=[pytest.mark.slow] if p.name in LONG else [])
+    for p in PAGES
+    if blocks(p) and p != README
+]
+
+
+@pytest.mark.parametrize("page", RUN)
 def test_code_runs(page, tmp_path, monkeypatch):
     for needed in NEEDS.findall(text_of(page)):
         for package in needed.split(", "):

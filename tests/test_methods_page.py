@@ -28,6 +28,7 @@ def test_every_method_says_when_to_use_it():
 
 
 # The others that make one exchange are in tests/algorithms/test_laws.py, with all laws.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbio", "memfbo", "fedbioacc", "fedbioacc_local"])
 def test_methods_that_say_so_are_unbiased_if_clients_are_sampled(name):
     (law,) = (law for law in SINGLE_LOOP_LAWS if law.name == "unbiased sampling")

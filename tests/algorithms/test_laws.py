@@ -38,6 +38,9 @@ SINGLE_LOOP = {
 # on the debug engine, of which FedNest has all kinds.
 VARIANTS = {"fednest-as-released", "memfbo-order-2", "mimefbo-storm"}
 NESTED = {"lfednest", "aggitd"}
+# Slow: laws about how a method is written, for those written with the same parts as another.
+ALIKE = {"shrofbo", "lfednest", "aggitd", "fedmbo", "fedbioacc_local"}
+WRITTEN = {"any pytree", "repeatable", "sends changes", "ledger is cost"}
 
 
 def pairs(names, laws, is_slow):
@@ -55,7 +58,8 @@ def pairs(names, laws, is_slow):
 def covered(name, law):
     """Return whether a law is tried on a similar method, so that this pair can be slow."""
     variant = name in VARIANTS and law not in DECLARED[name]
-    return variant or (name in NESTED and law == "engines agree")
+    alike = name in ALIKE and law in WRITTEN and law not in DECLARED[name]
+    return variant or alike or (name in NESTED and law == "engines agree")
 
 
 @pytest.mark.parametrize(("name", "law"), pairs(FACTORIES, checks.LAWS, covered))

@@ -56,7 +56,11 @@ def variables(history):
 
 @pytest.mark.parametrize(
     "options",
-    [{"codecs": CODED}, {"codecs": FIXED}, {"codecs": CODED, "aggregators": every(median())}],
+    [
+        {"codecs": CODED},
+        pytest.param({"codecs": FIXED}, marks=pytest.mark.slow),
+        pytest.param({"codecs": CODED, "aggregators": every(median())}, marks=pytest.mark.slow),
+    ],
 )
 def test_all_engines_receive_the_same(options):
     blocks, simulated = ran(SimulatedFederation, **options)
@@ -315,6 +319,7 @@ class TestFixedPoint:
         federation = SimulatedFederation(task.data, codecs=coded)
         return run(averaged, federation, task.x0, task.y0, rounds=rounds, seed=1).state
 
+    @pytest.mark.slow
     def test_dithered_on_all_channels_leaves_it(self, task):
         from simfbo.tasks._quadratic import random_quadratic
 

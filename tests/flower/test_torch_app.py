@@ -53,6 +53,7 @@ def test_flower_without_pytorch_is_the_simulation(single_precision, no_torch, fl
     assert wanted.records[-1]["test_accuracy"] > wanted.records[0]["test_accuracy"] + 0.2
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_the_module_computes(single_precision):
     pytest.importorskip("torch")
     from simfbo.torch import from_torch

@@ -79,7 +79,13 @@ def cases(start, dtype):
     return found, together
 
 
-@pytest.mark.parametrize("start", range(0, 200, BATCH))
+@pytest.mark.parametrize(
+    "start",
+    [
+        *range(0, 60, BATCH),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 200, BATCH)),
+    ],
+)
 def test_double_precision(start, differences):
     assert differences(*cases(start, "float64"), 1e-9) == {}
 
