@@ -84,8 +84,9 @@ def execute(page):
             exec(compile(block, page.name, "exec"), names)
 
 
-# Their code takes longest, and hardly depends on what is changed here.
-LONG = ("how-to-come-from-pytorch.md", "how-to-come-from-fednest.md", "how-to-use-flax-equinox.md")
+# Slow: the code of these takes longest; `make docs` runs the tutorials too.
+LONG = ("how-to-come-from-pytorch.md", "how-to-come-from-fednest.md", "how-to-use-flax-equinox.md",
+        "tutorial-own-losses.md", "tutorial-compare-methods.md")  # fmt: skip
 RUN = [
     pytest.param(p, id=name(p), marks=[pytest.mark.slow] if p.name in LONG else [])
     for p in PAGES
