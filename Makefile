@@ -30,7 +30,7 @@ setup: .venv/.done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "simfbo needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --require-hashes --requirement requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -63,7 +63,7 @@ docs: .venv/.docs  ## Build and check the documentation site: build/docs/index.h
 	$(BIN)/python docs/site/check_html.py build/docs
 
 .venv/.docs: .venv/.done requirements-docs.lock
-	$(PIP) --require-hashes --requirement requirements-docs.lock
+	$(PIP) --no-deps --require-hashes --requirement requirements-docs.lock
 	@touch $@
 
 methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledger and the results
