@@ -12,7 +12,8 @@ TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
 	$(BIN)/simfbo run --config examples/demo.toml --or-digits
 
-test: setup lint types unit  ## Everything that CI runs
+test: lint .venv/.torch  ## Everything that CI runs; types are checked while tests run
+	@$(MAKE) --no-print-directory --jobs=2 types unit
 
 test-quick: setup  ## The inner loop: the mathematics, configuration and files
 	$(PYTEST) tests/core tests/engines tests/config tests/runs \

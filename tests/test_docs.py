@@ -86,7 +86,8 @@ def execute(page):
 
 # Slow: the code of these takes longest; `make docs` runs the tutorials too.
 LONG = ("how-to-come-from-pytorch.md", "how-to-come-from-fednest.md", "how-to-use-flax-equinox.md",
-        "tutorial-own-losses.md", "tutorial-compare-methods.md")  # fmt: skip
+        "tutorial-own-losses.md", "tutorial-compare-methods.md", "tutorial-first-run.md",
+        "how-to-choose-by-symptom.md", "how-to-tune-clean-repair.md")  # fmt: skip
 RUN = [
     pytest.param(p, id=name(p), marks=[pytest.mark.slow] if p.name in LONG else [])
     for p in PAGES

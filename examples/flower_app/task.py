@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from simfbo import BilevelProblem, Point, sampling
+from simfbo import BilevelProblem, ClientMetric, Point, sampling
 from simfbo.algorithms import simfbo
 from simfbo.flower import Deployment
 
@@ -28,6 +28,13 @@ def upper(x, y, batch):
     images, labels = batch
     logits = features(x, images) @ y["weight"] + y["bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def accuracy(x, y, batch):
+    """Return the share of a client's validation images that is classified correctly."""
+    images, labels = batch
+    logits = features(x, images) @ y["weight"] + y["bias"]
+    return jnp.mean(jnp.argmax(logits, axis=1) == labels)
 
 
 def lower(x, y, batch):
@@ -85,6 +92,8 @@ def deployment(config):
         batch_size=32,
         sampler=sampling.without_replacement(config["cohort"]),
         evaluate=evaluate,
+        every=5,
+        client_metrics={"upper_loss": upper, "accuracy": ClientMetric(accuracy, "max")},
         seed=config["seed"],
         timeout=config["timeout"],
     )

@@ -21,7 +21,7 @@ from .core import (
 )
 from .engines import DebugFederation, SimulatedFederation, cost
 from .errors import ClientError, TooFewReplies, UserError
-from .runs import History, run, trackers
+from .runs import ClientMetric, ClientScores, History, run, trackers
 from .tasks import Task, solve
 
 __version__: str
@@ -31,6 +31,8 @@ __all__ = [
     "BilevelProblem",
     "Client",
     "ClientError",
+    "ClientMetric",
+    "ClientScores",
     "DebugFederation",
     "FederatedData",
     "Federation",

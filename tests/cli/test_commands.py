@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simfbo import checks
+from simfbo import checks, datasets
 
 FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
@@ -149,7 +149,7 @@ def test_data_lists(simfbo):
     assert (code, err) == (0, "")
     table = rows(out)
     images = ["digits", "mnist", "fashion-mnist", "cifar10", "optdigits", "exercises"]
-    assert list(table)[1:] == [*images, "schools", "exam", "districts", "mortgages"]
+    assert list(table)[1:] == [*images, *datasets.FRAMES]
     assert table["digits"][:2] == ["yes", "scikit-learn"]
     assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]
 

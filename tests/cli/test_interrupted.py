@@ -25,13 +25,13 @@ def files(directory: Path) -> set[str]:
 def test_interrupted(simfbo, monkeypatch):
     watched = build.run_built
 
-    def interrupted(built, directory, on_round, *rest):
+    def interrupted(built, directory, on_round, **how):
         def stop(t, record):
             on_round(t, record)
             if t == 1:
                 raise KeyboardInterrupt
 
-        return watched(built, directory, stop, *rest)
+        return watched(built, directory, stop, **how)
 
     monkeypatch.setattr(build, "run_built", interrupted)
     code, _, err = simfbo(*RUN, "--output", "it")

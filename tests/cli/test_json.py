@@ -28,6 +28,10 @@ def test_run(answer):
     assert found["config"] == history.header["config"]
     assert found["baselines"] == []
     assert "finished after 4 of 4 iterations" in err
+    losses, scores = found["clients"]["upper_loss"], history.client_scores
+    assert (losses["client"], losses["worst"]) == scores.worst("upper_loss")
+    assert f"worst {losses['worst']:.4g} (client {losses['client']})" in err
+    assert found["clients"]["missing"] == []
     again = answer("run", "--resume", "out")
     assert (again[0], again[1]) == (0, found)
 

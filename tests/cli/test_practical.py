@@ -26,7 +26,7 @@ def test_a_result_stands_next_to_its_baselines(simfbo, monkeypatch):
     monkeypatch.setattr(baselines, "_PROBING", 0.1)
     code, out, err = simfbo(*TINY, "--quiet")
     assert (code, err) == (0, "")
-    rows = {line[:35].strip(): numbers(line[35:])[0] for line in out.splitlines()[5:9]}
+    rows = {line[:35].strip(): numbers(line[35:])[0] for line in out.splitlines()[6:10]}
     assert list(rows) == ["SimFBO", "no tuning", "one lambda, 20 tried",
                           "the features that matter (oracle)"]  # fmt: skip
     stored = json.loads(Path("out/baselines.json").read_text())

@@ -17,7 +17,7 @@ def test_starved(simfbo):
     assert code == 1
     assert "starved after " in out
     assert (
-        "Excluded replies: 3, from 3 clients; most frequent reason (3): the client did not " in out
+        "Excluded replies: 6, from 3 clients; most frequent reason (6): the client did not " in out
     )
     # These drop-outs were asked for and will come again, so resuming is not suggested.
     assert err == (

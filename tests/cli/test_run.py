@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from simfbo import datasets
-from simfbo.cli.main import main
+from simfbo.cli.arguments import configuration
+from simfbo.cli.main import build_parser, main
 from simfbo.config import build_task
 from simfbo.errors import UserError
 from simfbo.runs.checkpoint import load_variables
@@ -109,7 +110,8 @@ def test_run_on_digits(simfbo):
     assert (code, err) == (0, "")
     assert set(content(Path("here/new"))) == FILES
     history = History.load("here/new")
-    assert list(history.records[-1])[-3:] == ["test_accuracy", "test_loss", "train_accuracy"]
+    metrics = [name for name in history.records[-1] if not name.startswith("clients_")]
+    assert metrics[-3:] == ["test_accuracy", "test_loss", "train_accuracy"]
     # x: 64 x 5 + 5, y and v: 5 x 10 + 10; two clients, two rounds, and one norm each up.
     assert history.records[-1]["floats_down"] == 2 * 2 * (325 + 120)
     assert history.records[-1]["floats_up"] == 2 * 2 * (325 + 121)
@@ -314,12 +316,42 @@ def test_no_command(simfbo):
         (("--rounds", "many"), "--rounds: give a whole number, got 'many'."),
         (("--rounds", "9" * 5000), f"--rounds: give a whole number, got '{66 * '9'}...{9 * '9'}'."),
         (("--rounds",), "--rounds: expected one argument."),
-        (("--round\n=3",), "Unknown flag '--round\\n=3'. See simfbo COMMAND --help."),
+        (("--rounds", "1.5"), "--rounds: give a whole number, got '1.5'."),
+        (("--round\n=3",), "Unknown flag '--round'. Did you mean '--rounds'?"),
+        (("--rouds", "3"), "Unknown flag '--rouds'. Did you mean '--rounds'?"),
+        (("-rounds", "3"), "Unknown flag '-rounds'. Did you mean '--rounds'?"),
+        (("--xyz",), "Unknown flag '--xyz'. See simfbo COMMAND --help."),
+        (("digits",), "'digits' is one argument too many. See simfbo COMMAND --help."),
         (("--tau", "1\n2"), "--tau takes 5, 1..10 or 1,2,3; got '1\\n2'."),
     ],
 )
 def test_a_flag_that_is_invalid(simfbo, arguments, sentence):
     assert simfbo("run", "quadratic", *arguments) == (2, "", f"simfbo: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("rnu",), "Unknown command 'rnu'. Did you mean 'run'?"),
+        (("flower", "stauts"), "Unknown command 'stauts'. Did you mean 'status'?"),
+        (("flower", "up", "--onlyapps", "x"), "Unknown flag '--onlyapps'. Did you mean "
+         "'--only-apps'?"),
+        (("tune", "--budgetbytes", "5"), "Unknown flag '--budgetbytes'. Did you mean "
+         "'--budget-bytes'?"),
+        (("watch", "--port", "x"), "--port: give a whole number, got 'x'."),
+    ],
+)  # fmt: skip
+def test_what_is_misspelt_is_answered_with_what_is_close(simfbo, arguments, sentence):
+    assert simfbo(*arguments) == (2, "", f"simfbo: {sentence}\n")
+
+
+def test_numbers_and_names_as_people_write_them():
+    parser = build_parser("run")
+    words = "run Quadratic --rounds 1e3 --clients 1,000 --cohort 10.0 --tau 1e1 --algorithm SimFBO"
+    found = configuration(parser.parse_args([*words.split(), "--set", "seed=2e0"]))
+    assert (found.rounds, found.task.clients, found.sampling.size) == (1000, 1000, 10)
+    assert (found.local_work.tau, found.seed) == (10, 2)
+    assert (found.task.name, found.algorithm.name) == ("quadratic", "simfbo")
 
 
 def subprocess_environment(folder: Path) -> dict[str, str]:
@@ -350,3 +382,17 @@ def test_help_is_light(tmp_path):
         check=False,
     )
     assert (found.stdout, found.stderr, found.returncode) == ("[]\n", "", 0)
+
+
+def test_clients_are_not_asked_if_they_should_not_be(simfbo):
+    shared = (*RUN, "--rounds", "2", "--quiet")
+    code, out, _ = simfbo(*shared, "--no-client-metrics", "--output", "here")
+    assert (code, "Clients'" in out) == (0, False)
+    history = History.load("here")
+    assert history.client_scores is None
+    assert "bytes_evaluation" not in history.records[-1]
+    code, out, _ = simfbo(*shared, "--output", "there")
+    assert (code, "Clients' upper loss: mean" in out) == (0, True)
+    asked = History.load("there").records[-1]
+    for name in ("x_error", "communication_rounds", "bytes_down", "bytes_up"):
+        assert asked[name] == history.records[-1][name]

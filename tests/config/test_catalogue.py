@@ -72,7 +72,7 @@ def mine(problem, local, server=None, damping: float = 1.0):
     return algorithms.simfbo(problem, local, server)._replace(name="Mine")
 
 
-@pytest.mark.parametrize("name", ["mien", "Mine", "mines"])
+@pytest.mark.parametrize("name", ["mien", "Mien", "mines"])
 def test_unknown_names_are_answered_with_a_known_one(name):
     METHODS.add(Method("mine", "Mine", mine))
     with pytest.raises(UserError, match=rf"^Unknown algorithm '{name}'. Did you mean 'mine'\?$"):

@@ -168,7 +168,7 @@ def test_every_shortcut_reaches_its_key():
             "Unknown setting 'algorithm.sever'. Did you mean 'algorithm.server'?",
         ),
         ({"rounds": "many"}, "'rounds' should be a valid integer, got 'many'."),
-        ({"rounds": 3.0}, "'rounds' should be a valid integer, got 3.0."),
+        ({"rounds": 3.5}, "'rounds' should be a valid integer, got 3.5."),
         ({"rounds": True}, "'rounds' should be a valid integer, got True."),
         ({"rounds": 0}, "'rounds' should be greater than 0, got 0."),
         (

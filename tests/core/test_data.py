@@ -172,7 +172,7 @@ EMPTY = np.zeros(0, int)
         ),
         (
             lambda: federate(POINTS, ROWS, ROWS, batch_size=0),
-            "batch_size must be at least 1, got 0.",
+            "batch_size must be a whole number of at least 1, got 0.",
         ),
         *(
             (
@@ -202,3 +202,60 @@ def test_arrays_of_unequal_lengths_are_refused():
     torn = [(np.ones((3, 2)), np.ones(4))]
     with pytest.raises(UserError, match=r"one number of samples, got \[3, 4\]"):
         from_clients(torn, torn)
+
+
+WIDE, NARROW = np.ones((3, 4)), np.ones((5, 3))
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([WIDE, WIDE, NARROW], r"Client 2's lower samples are float64 \(n, 3\), the others' "
+         r"float64 \(n, 4\): give every client the same features"),
+        ([NARROW, WIDE, WIDE], r"Client 0's lower samples are float64 \(n, 3\), the others'"),
+        ([(WIDE, WIDE[:, 0].astype(int)), (WIDE, WIDE[:, 0]), (WIDE, WIDE[:, 0])],
+         r"Client 0's lower samples are \(float64 \(n, 4\), int64 \(n,\)\), the others'"),
+        ([{"a": WIDE}, {"b": WIDE}, {"a": WIDE}], r"Client 1's .* \{'b': float64 \(n, 4\)\}"),
+        ([WIDE, [[1.0, 2.0]], WIDE], "Client 1's lower samples hold single numbers: give arrays"),
+        ([WIDE, np.array(["a"]), WIDE], "Client 1's lower samples hold text, dates or objects"),
+    ],
+)  # fmt: skip
+def test_a_client_that_differs_is_named_with_what_it_has(parts, sentence):
+    with pytest.raises(UserError, match=sentence):
+        from_clients(parts, [WIDE] * 3)
+    with pytest.raises(UserError, match="Client 7's upper samples are"):
+        from_clients([WIDE] * 3, [WIDE, WIDE, NARROW], ids=[5, 6, 7])
+
+
+def test_one_kind_of_numbers_in_several_precisions_is_one_form():
+    data = from_clients([WIDE, WIDE.astype(np.float32)], [WIDE, WIDE])
+    assert data.lower.samples.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("samples", "rows", "sentence"),
+    [
+        (POINTS, [np.arange(11) < 5] * 2, "np.flatnonzero makes them of a mask"),
+        (POINTS, [0, 1], "Give each client an array of row numbers"),
+        (POINTS, [np.array([0.0, 1.0])] * 2, "Give each client an array of row numbers"),
+        (np.array(["a", "b"]), [[0], [1]], "The samples hold text, dates or objects"),
+    ],
+)
+def test_what_is_no_row_number_is_refused(samples, rows, sentence):
+    with pytest.raises(UserError, match=sentence):
+        federate(samples, lower=rows, upper=rows)
+
+
+def test_ids_are_one_per_client():
+    with pytest.raises(UserError, match="Give one of ids per client: got 1 for 2 clients"):
+        from_clients([WIDE] * 2, [WIDE] * 2, ids=[0])
+
+
+def test_clients_whose_samples_are_not_finite_are_found():
+    points = POINTS.copy()
+    points[ROWS[1][2], 1], points[ROWS[2][0], 0] = np.nan, -np.inf
+    own = [points[rows] for rows in ROWS]
+    data = from_clients([(a, np.arange(len(a))) for a in own], own[:1] * 3, ids=[4, 5, 8])
+    assert data.not_finite == [5, 8]
+    assert federate(points, lower=ROWS[:1], upper=ROWS[:1]).not_finite == []  # nobody has the rows
+    assert federate(POINTS, lower=ROWS, upper=ROWS).not_finite == []

@@ -270,6 +270,30 @@ def test_refused_messages_do_not_count_but_who_is_refused_all_the_time_is_named(
     assert found[0].text.startswith("client 3 exceeds the gate's limit in most exchanges")
 
 
+def test_who_sends_what_is_not_finite_is_named_at_once_and_once():
+    rows, memory, found = messages(), {}, []
+    for number in (1, 2, 50):  # nobody looks at directions in the last one
+        exchange = seen(rows, number)
+        ids = [3] if number == 1 else [3, 7]
+        bad = [Refusal(number, "step", i, Reason.NOT_FINITE, "") for i in ids]
+        admitted = ~np.isin(np.arange(10), ids)
+        exchange = exchange._replace(refusals=bad, admitted=admitted)
+        memory, said = watch.observe(json.loads(json.dumps(memory)), exchange, TEN, np.ones(10))
+        found += said
+    assert [(one.kind, one.clients, one.exchange) for one in found] == [
+        ("not-finite", [3], 1), ("not-finite", [7], 2)]  # fmt: skip
+    assert found[0].text == (
+        "client 3 sent a message that is not finite and not counted: if its data hold NaN or "
+        "infinite numbers, clean or drop those rows"
+    )
+
+
+def test_where_nobody_is_finite_it_is_not_the_data_of_some():
+    bad = [Refusal(1, "step", i, Reason.NOT_FINITE, "") for i in range(10)]
+    exchange = seen(messages())._replace(refusals=bad, admitted=np.zeros(10, bool))
+    assert watch.observe({}, exchange, TEN, np.ones(10)) == ({}, [])
+
+
 def test_in_large_cohorts_others_are_compared_every_time():
     windows = [watch.window(150, number) for number in range(1, 76)]
     assert {len(one) for one in windows} == {64}
@@ -278,7 +302,7 @@ def test_in_large_cohorts_others_are_compared_every_time():
 
 
 def test_long_lists_are_shortened():
-    assert watch._text("same", list(range(12)), 0.5).startswith(
+    assert watch.text_of("same", list(range(12)), 0.5).startswith(
         "clients 0, 1, 2, 3, 4, 5, 6, 7 and 4 more send the same messages"
     )
-    assert watch._text("opposed", [2], 0.5).startswith("client 2 points against other clients")
+    assert watch.text_of("opposed", [2], 0.5).startswith("client 2 points against other clients")

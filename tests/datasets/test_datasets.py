@@ -382,7 +382,7 @@ def test_status_tells_ready_from_missing_and_damaged(
     calls: list[str], files: dict[str, bytes], tmp_path: Path
 ) -> None:
     missing = datasets.status(tmp_path)
-    assert [row.name for row in missing] == [*datasets.NAMES, *datasets.TABLES]
+    assert [row.name for row in missing] == [*datasets.NAMES, *datasets.FRAMES]
     assert [row.ready for row in missing] == [True] + [False] * (len(missing) - 1)
     assert missing[1].where == str(tmp_path / "mnist")
     write(tmp_path, files)

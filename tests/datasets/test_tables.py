@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from simfbo import datasets
+from simfbo.datasets import frames, tables
 from simfbo.datasets import package_clients as clients
-from simfbo.datasets import tables
 from simfbo.datasets.registry import TABLE_SETS
 from simfbo.errors import UserError
 
@@ -249,3 +249,14 @@ def test_no_feature_is_a_combination_of_others(name: str) -> None:
     scaled = with_ones / np.linalg.norm(with_ones, axis=0)
     assert np.isfinite(scaled).all()
     assert np.linalg.svd(scaled, compute_uv=False)[-1] > 0.05
+
+
+def test_frames_keep_text_gaps_and_the_clients_column(tmp_path: Path) -> None:
+    text = "rownames,region,age,education,vote\n1,N,65.0,P,Y\n2,S,,,N\n3,S,30.0,S,\n"
+    found = frames.read("voters", frames.FRAMES["voters"], {"Chile.csv": text.encode()})
+    assert found.frame.columns.tolist() == ["region", "age", "education"]
+    assert (found.clients, found.name, found.target.tolist()) == ("region", "voters", ["Y", "N"])
+    assert found.frame.isna().sum().tolist() == [0, 1, 1]
+    assert set(datasets.TABLES) < set(datasets.FRAMES) == set(frames.FRAMES)
+    with pytest.raises(UserError, match="Unknown data frame 'voter'"):
+        datasets.load_frame("voter", tmp_path)

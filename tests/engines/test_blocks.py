@@ -51,10 +51,14 @@ WORLDS = {
         "absence": drop_out(0.3),
     },
 }
+SLOW = pytest.mark.slow
 PAIRS = [("simfbo", world) for world in WORLDS]
 ELSEWHERE = ("simfbo", "fedbio", "fednest released")
 PAIRS += [(name, "sampled") for name in METHODS if name not in ELSEWHERE]
 PAIRS += [("fedbio", "faulty"), ("fednest released", "faulty")]
+# Slow: rounds of the same form as another's: loops as FedNest's, one exchange as SimFBO's.
+ALIKE = ("lfednest", "fednest released", "fedmsa", "shrofbo", "fedbio")
+PAIRS = [pytest.param(*one, marks=SLOW if one[0] in ALIKE else ()) for one in PAIRS]
 CLOCKS = ("seconds", "cpu_seconds")
 
 

@@ -97,6 +97,23 @@ def test_a_run_with_loud_clients_says_so_once(engine, tmp_path):
     assert json.dumps(line["text"]) in page([stored])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_with_nan_in_its_data_is_named_in_the_first_round(engine):
+    rows = sent()
+    rows[4, 7] = np.nan
+    history, (text,) = told(engine(held(rows)))
+    assert text.startswith("Round 1: client 4 sent a message that is not finite and not counted")
+    assert [(one["about"], one["clients"]) for one in history.warnings] == [("not-finite", [4])]
+    assert history.end == {"status": "finished", "warnings": 1}
+    assert {(one["client"], one["reason"]) for one in history.refusals} == {(4, "not-finite")}
+
+
+def test_where_all_data_is_nan_the_end_says_where_to_look():
+    history = go(SimulatedFederation(held(sent() * np.nan)))
+    assert history.end["status"] == "diverged"
+    assert history.end["reason"].endswith("Look for NaN in the clients' data, x0 and y0")
+
+
 def test_honest_runs_say_nothing():
     """Warnings are errors in these tests."""
     history = go(SimulatedFederation(held(sent())), rounds=40)

@@ -1,6 +1,7 @@
 """Estimators and their clients: what is counted, what makes no difference, and bad input."""
 
 import importlib
+import inspect
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import simfbo
-from simfbo import Point, UserError
+from simfbo import Ledger, Point, UserError
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.estimators import (
     FairClassifier,
@@ -24,6 +25,7 @@ from simfbo.estimators import (
 )
 from simfbo.tasks import linear
 
+pytestmark = pytest.mark.filterwarnings("ignore:Without clients:UserWarning")
 STEPS = Point(x=0.1, y=0.5, v=0.5)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -38,14 +40,14 @@ def same(one, two):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return FederatedRidge(rounds=20, random_state=0).fit(X, Y, CLIENTS)
+    return FederatedRidge(rounds=20, floor=0.01, random_state=0).fit(X, Y, CLIENTS)
 
 
 def test_every_exchange_is_counted(fitted):
     counts = {name: sent.rounds for name, sent in fitted.ledger_.by_step.items()}
     probes = counts.pop("curvature")
     assert 5 <= probes <= 15 + 3
-    assert counts == {"moments": 1, "response": 1, "simfbo_step": 20}
+    assert counts == {"moments": 1, "response": 1, "simfbo_step": 20, "client_metrics": 1}
     assert fitted.ledger_.total.rounds == 22 + probes
     assert fitted.ledger_.by_step["moments"].floats_up == 3 * 2 * (4 + 1)
     assert fitted.history_.records[-1]["communication_rounds"] == 22 + probes
@@ -80,11 +82,19 @@ def test_training_with_cohorts_minibatches_and_local_steps():
 
 def test_moments_are_those_of_all_rows():
     columns = np.hstack([X, 1e6 + X[:, :1], np.full((60, 1), 0.1)])
-    units, ledger = _scaling.measure(columns, [np.arange(7), np.arange(7, 60)])
+    ledger = Ledger()
+    parts = [np.arange(7), np.arange(7, 60)]
+    units, _ = _scaling.measure(columns, parts, ledger)
     np.testing.assert_allclose(units.mean, columns.mean(0), rtol=1e-12)
     np.testing.assert_allclose(units.deviation[:5], columns.std(0)[:5], rtol=1e-3)
     assert 0 < units.deviation[5] < 1e-7
     assert ledger.total.rounds == 1
+    weight = np.arange(60) % 4
+    units, mean = _scaling.measure(X, parts, ledger, weight.astype(float))
+    repeated = np.repeat(X, weight, axis=0)
+    np.testing.assert_allclose(units.mean, repeated.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(units.deviation, repeated.std(0), rtol=1e-12)
+    assert (mean, ledger.total.rounds) == (pytest.approx(1.5), 2)
 
 
 def test_fits_of_one_shape_compile_once(fitted):
@@ -93,6 +103,8 @@ def test_fits_of_one_shape_compile_once(fitted):
     again = clone(fitted).set_params(random_state=1).fit(X, Y, CLIENTS)
     assert (len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses) == before
     assert (again.coef_ != fitted.coef_).all()
+    clone(fitted).fit(X[:59], Y[:59], CLIENTS[:59])  # nearly as many rows
+    assert (len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses) == before
 
 
 def test_fits_in_threads_give_the_same_results(fitted):
@@ -119,7 +131,7 @@ def test_frames_and_strings():
 
 
 def test_grid_search_in_threads():
-    model = FederatedRidge(steps=STEPS, random_state=0)
+    model = FederatedRidge(steps=STEPS, floor=0.01, random_state=0)
     search = GridSearchCV(model, {"rounds": [1, 20]}, cv=2, refit=False, n_jobs=2)
     with joblib.parallel_config("threading"):
         search.fit(X, Y)
@@ -189,7 +201,8 @@ def test_a_missing_scikit_learn_is_one_sentence(monkeypatch):
 def test_shared_parameters_are_documented_for_every_estimator():
     for name in simfbo.estimators.__all__:
         kind = getattr(simfbo.estimators, name)
+        text = inspect.getdoc(kind)
         for parameter in kind().get_params():
-            assert f"\n    {parameter}: " in kind.__doc__
-        assert "\n    ledger_: " in kind.__doc__
-        assert "{" not in kind.__doc__
+            assert f"\n    {parameter}: " in text
+        assert "\n    ledger_: " in text
+        assert "{" not in text

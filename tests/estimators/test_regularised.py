@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
+from sklearn.linear_model import GammaRegressor, PoissonRegressor
+from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
 
-from simfbo import Point
-from simfbo.estimators import FederatedLogistic, FederatedRidge
+from simfbo import Point, UserError
+from simfbo.estimators import FederatedGLM, FederatedLogistic, FederatedRidge
 from simfbo.tasks.linear import assign_folds
 
+pytestmark = pytest.mark.filterwarnings("ignore:Without clients:UserWarning")
 WEIGHTS = np.array([3.0, -2.0, 1.0, 0, 0, 0, 0, 0])
 
 
@@ -37,7 +40,9 @@ def closed_form(X, y, penalties, floor, fold):
 def test_ridge_is_the_mean_of_the_folds_closed_forms(rows):
     X, y, clients = rows
     steps = Point(x=60.0, y=0.7, v=0.7)
-    ridge = FederatedRidge(rounds=300, steps=steps, floor=0.05, random_state=3)
+    ridge = FederatedRidge(
+        rounds=300, steps=steps, floor=0.05, spread=np.inf, sparsity=0.1, random_state=3
+    )
     ridge.fit(X, y, clients)
     seed = np.random.RandomState(3).randint(2**31 - 1)
     fold = assign_folds(np.zeros(120, np.int32), 5, seed)
@@ -120,3 +125,88 @@ def test_a_fit_ends_when_nothing_changes(rows):
 def test_wrong_tolerances(rows, bad):
     with pytest.raises((ValueError, TypeError), match="tol"):
         FederatedRidge(tol=bad).fit(*rows[:2])
+
+
+def test_weights_are_repetitions(rows):
+    """At a given x, the folds' models are those of repeated rows, up to the folds they are in."""
+    X, y, clients = rows
+    weight = np.arange(120) % 3
+    model = FederatedRidge(
+        rounds=300, tol=0, steps=Point(x=0.0, y=0.5, v=0.5), floor=0.1, random_state=0
+    ).fit(X, y, clients, sample_weight=weight)
+    seed = np.random.RandomState(0).randint(2**31 - 1)
+    fold = assign_folds(np.zeros(120, np.int32), 5, seed)
+    repeated = [np.repeat(part, weight, axis=0) for part in (X, y)]
+    coef, intercept = closed_form(*repeated, np.full(8, 0.2), 0.1, np.repeat(fold, weight))
+    np.testing.assert_allclose(model.predict(X), X @ coef + intercept, atol=1e-4 * y.std())
+
+
+@pytest.mark.parametrize(
+    ("family", "sklearn"), [("poisson", PoissonRegressor), ("gamma", GammaRegressor)]
+)
+def test_counts_and_sizes_are_the_mean_of_the_folds_minima(rows, family, sklearn):
+    X, _, clients = rows
+    A = (X - X.mean(0))[:, :3] / X.std(0)[:3]
+    rng = np.random.default_rng(1)
+    rate = np.exp(2 + A @ [0.5, -0.3, 0.0])
+    target = rng.poisson(rate) if family == "poisson" else rng.gamma(3, rate / 3)
+    weight = rng.uniform(0.5, 1.5, 120)
+    model = FederatedGLM(
+        family=family, rounds=400, tol=0, steps=Point(x=0.0, y=0.3, v=0.3), floor=0.05, folds=2,
+        random_state=0,
+    ).fit(A, target, clients, sample_weight=weight)  # fmt: skip
+    fold = assign_folds(np.zeros(120, np.int32), 2, np.random.RandomState(0).randint(2**31 - 1))
+    mean, spread = (np.average(A, 0, weight), np.average(A**2, 0, weight))
+    Z = (A - mean) / np.sqrt(spread - mean**2)
+    level, coefs = np.average(target, weights=weight), []
+    for k in (0, 1):
+        # g doubles the sum over the other fold's rows and divides by all weights.
+        share = 2 * weight[fold != k].sum() / weight.sum()
+        ours = sklearn(alpha=0.1 / share, fit_intercept=False, tol=1e-10, max_iter=10_000)
+        ones = np.hstack([Z, np.full((120, 1), 2**0.5)])  # the bias has half the penalty
+        coefs.append(
+            ours.fit(ones[fold != k], (target / level)[fold != k], weight[fold != k]).coef_
+        )
+    coef = np.mean(coefs, axis=0)
+    np.testing.assert_allclose(
+        model.predict(A), level * np.exp(Z @ coef[:3] + coef[3] * 2**0.5), rtol=1e-3
+    )
+    assert model.score(A, target) > 0.2
+    # A client's rows are judged by the models of their folds, in the target's own units.
+    found, deviances = (
+        np.zeros(120),
+        {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance},
+    )
+    for k in (0, 1):
+        found[fold == k] = level * np.exp(Z @ coefs[k][:3] + coefs[k][3] * 2**0.5)[fold == k]
+    wanted = [deviances[family](target[clients == i], found[clients == i]) for i in model.clients_]
+    np.testing.assert_allclose(model.score_clients_.values["deviance"], wanted, rtol=1e-3)
+
+
+def test_rates_are_counts_with_exposure():
+    rng = np.random.default_rng(0)
+    X, exposure = rng.normal(size=(400, 2)), rng.uniform(1, 20, 400)
+    counts = rng.poisson(exposure * np.exp(-1 + X @ [0.4, 0.0]))
+    model = FederatedGLM(random_state=0)
+    model.fit(X, counts / exposure, np.arange(400) % 5, sample_weight=exposure)
+    np.testing.assert_allclose(model.coef_, [0.4, 0.0], atol=0.05)
+    assert model.intercept_ == pytest.approx(-1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"y": -np.ones(120)}, "y must be zero or positive in every row for family='poisson'"),
+        ({"y": np.zeros(120)}, "y is zero in every row"),
+        ({"family": "cox"}, "family must be 'poisson' or 'gamma', got 'cox'"),
+        ({"family": "gamma", "y": np.arange(120.0)}, "y must be positive in every row"),
+        ({"sample_weight": -np.ones(120)}, "sample_weight must be zero or positive"),
+        ({"sample_weight": np.zeros(120)}, "not all zero"),
+        ({"sample_weight": np.ones(3)}, "sample_weight must hold one value for each of the 120"),
+    ],
+)
+def test_bad_targets_and_weights_end_in_a_sentence(rows, given, sentence):
+    X, _, clients = rows
+    model = FederatedGLM(family=given.get("family", "poisson"))
+    with pytest.raises(UserError, match=sentence):
+        model.fit(X, given.get("y", np.ones(120)), clients, given.get("sample_weight"))

@@ -100,7 +100,7 @@ def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "Name a command: certs, up, admit, operators, digest, run, status or down"),
+        ([], "Name a command: new, certs, up, admit, operators, digest, run, status or down"),
         (["status"], "No federation in"),
         (["run", "nowhere"], "No federation in"),
         (["run", "nowhere", "--set", "rounds"], "--set takes KEY=VALUE, got 'rounds'."),

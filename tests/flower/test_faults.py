@@ -2,8 +2,10 @@
 
 import json
 import time
+from contextlib import nullcontext
 from functools import cache
 
+import jax
 import numpy as np
 import pytest
 from flwr.app import Message
@@ -11,8 +13,10 @@ from flwr.app.error import Error
 
 from simfbo import Gate, Point, SimulatedFederation, UserError, algorithms, run
 from simfbo.core.exchange import Reason
+from simfbo.errors import ClientWarning
 from simfbo.flower import app as adapter
 from simfbo.flower.app import FlowerFederation, serve
+from simfbo.flower.discovery import LOG
 from simfbo.flower.transport import Package
 from simfbo.tasks import quadratic
 
@@ -118,6 +122,28 @@ def test_a_run_with_known_weights_starts_without_a_node_that_fails(flower):
     np.testing.assert_allclose(history.state.x, x_without(4, 5), rtol=1e-12)
 
 
+@pytest.mark.parametrize("partial_sums", [False, True])
+def test_nan_in_a_clients_data_is_said_by_its_node_and_by_the_server(
+    flower, monkeypatch, partial_sums
+):
+    def load(client, node):
+        lower, upper = flower.samples_of(TASK.data, client)
+        bad = np.nan if client == 4 else 1.0
+        return jax.tree.map(lambda a: a * bad, lower), upper
+
+    said = []
+    monkeypatch.setattr(LOG, "warning", lambda text, *parts: said.append(text % parts))
+    plan = flower.deployed(TASK, METHOD, partial_sums=partial_sums)._replace(load_client=load)
+    federation = FlowerFederation(flower.Grid(plan, flower.parts(NODES)), plan, poll=0.01)
+    federation.connect()
+    with pytest.warns(ClientWarning, match="Round 1: client 4 sent a message that is not finite"):
+        history = trained(federation)
+    assert said == ["Client 4's samples hold NaN or infinite numbers, so its messages may not "
+                    "count: clean or drop those rows."]  # fmt: skip
+    assert [one["clients"] for one in history.warnings] == [[4]]
+    np.testing.assert_allclose(history.state.x, x_without(4), rtol=1e-12)
+
+
 def altered(**arrays):
     """Return a change of a reply's arrays, by name."""
 
@@ -162,8 +188,10 @@ def test_a_node_that_lies_does_not_count(made, lie, partial_sums):
     grid, federation = made(partial_sums=partial_sums, gate=Gate(max_norm=1e6))
     bad = second(grid)
     grid.spoil = only_training(lambda node, m, r: change(node, m, r) if node == bad else r)
-    history = trained(federation)
-    assert history.end == {"status": "finished"}
+    warned = pytest.warns(ClientWarning, match="clients 2, 3 sent messages that are not finite")
+    with warned if lie == "nan" else nullcontext():
+        history = trained(federation)
+    assert history.end["status"] == "finished"
     assert {one[:2] for one in reasons(history)} == {
         (client, KINDS.get(lie, Reason.MALFORMED)) for client in (2, 3)
     }

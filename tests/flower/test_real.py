@@ -8,13 +8,17 @@ import ssl
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from simfbo.cli.main import main
+from simfbo.estimators import FederatedLogistic
 from simfbo.flower import simulate
+from simfbo.runs import checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 SIMFBO = [sys.executable, "-m", "simfbo.cli.main", "flower"]
@@ -23,38 +27,6 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
 )
 
-# In place of the example's task: a problem that compiles fast, without scikit-learn.
-SMALL_TASK = '''"""Two clients that agree on a number."""
-
-import jax.numpy as jnp
-import numpy as np
-
-from simfbo import BilevelProblem, Point
-from simfbo.algorithms import simfbo
-from simfbo.flower import Deployment
-
-
-def upper(x, y, batch):
-    return jnp.mean((y - batch) ** 2)
-
-
-def lower(x, y, batch):
-    return jnp.mean((y - x - batch) ** 2)
-
-
-def deployment(config):
-    return Deployment(
-        algorithm=simfbo(BilevelProblem(upper, lower), Point(x=0.1, y=0.2, v=0.2)),
-        x0=jnp.zeros(()),
-        y0=jnp.zeros(()),
-        clients=2,
-        load_client=lambda i, node: (np.full(3, 1.0, "float32"), np.full(3, i, "float32")),
-        example=(np.zeros(1, "float32"), np.zeros(1, "float32")),
-        rounds=config["rounds"],
-        evaluate=lambda state: {"y": float(state.y)},
-        timeout=config["timeout"],
-    )
-'''
 FAULT = '''
 
 from pathlib import Path
@@ -123,8 +95,11 @@ def folder(tmp_path):
     flower(tmp_path / "federation", "down")
 
 
-def test_a_federation_from_up_to_down(folder, app, single_precision, capsys):
-    (app / "task.py").write_text(SMALL_TASK)
+def test_a_new_app_on_a_federation_from_up_to_down(
+    folder, tmp_path, single_precision, capsys, monkeypatch
+):
+    app = tmp_path / "demo"
+    assert main(["flower", "new", str(app), "--losses"]) == 0
     up = flower(folder, "up", "--nodes", 1, "--port", free_ports(3))
     assert up.returncode == 0, up.stderr
     assert "1 node here, with TLS and node keys" in up.stdout
@@ -137,13 +112,22 @@ def test_a_federation_from_up_to_down(folder, app, single_precision, capsys):
     lines = lines_of(output)
     assert [line["kind"] for line in lines] == ["header", *["record"] * 4, "verdict", "end"]
     assert lines[-1]["status"] == "finished"
-    plan = runpy.run_path(str(app / "task.py"))["deployment"]({"rounds": 3, "timeout": 1.0})
-    wanted = [record["y"] for record in simulate(plan).records]
-    assert wanted[0] == 0 < wanted[-1]
-    assert [line["y"] for line in lines[1:-2]] == pytest.approx(wanted, rel=1e-6)
+    _require_simulated(app, output, monkeypatch)
     _no_one_else_gets_in(folder, capsys)
     assert flower(folder, "down").stdout == "Down.\n"
     assert processes_of(folder) == []
+
+
+def _require_simulated(app, output, monkeypatch):
+    """Compare the end of a run of three rounds with the app's simulation."""
+    monkeypatch.syspath_prepend(str(app))
+    config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    plan = runpy.run_path(str(app / "task.py"))["deployment"]({**config, "rounds": 3})
+    wanted = simulate(plan).state
+    found = checkpoint.newest(output, lambda one: one.arrays)
+    assert float(abs(wanted.y["weight"]).max()) > 0.1
+    assert found[".y['weight']"] == pytest.approx(np.asarray(wanted.y["weight"]), rel=1e-5)
+    assert found[".x"] == pytest.approx(np.asarray(wanted.x), rel=1e-5)
 
 
 def _no_one_else_gets_in(folder, capsys):
@@ -164,10 +148,22 @@ def _no_one_else_gets_in(folder, capsys):
     assert "No operator's private key is in" in capsys.readouterr().err
 
 
+def _train_an_estimator(folder):
+    """Train a new app's estimator, and load its model."""
+    app, output = folder.parent / "demo", folder.parent / "demo-run"
+    assert main(["flower", "new", str(app)]) == 0
+    run = flower(folder, "run", app, "--set", "rounds=3", "--output", output)
+    assert run.returncode == 0, run.stdout + run.stderr
+    model = FederatedLogistic().load(output, classes=["no", "yes"])
+    assert model.coef_[0, 0] > 0 > model.coef_[0, 2]
+
+
 @pytest.mark.slow
 def test_the_example_with_a_client_that_fails(folder, app):
     with open(app / "client_app.py", "a") as file:
         file.write(FAULT)
+    task = app / "task.py"
+    task.write_text(task.read_text().replace("every=5", "every=1"))
     flag, output = folder.parent / "flag", folder.parent / "run"
     settings = ["--node-config", f"flag='{flag}'"]
     up = flower(folder, "up", "--nodes", 2, "--port", free_ports(4), *settings)
@@ -187,6 +183,7 @@ def test_the_example_with_a_client_that_fails(folder, app):
     flag.touch()
     said, _ = job.communicate(timeout=LONG)
     assert job.returncode == 0, said
+    _train_an_estimator(folder)
     status = flower(folder, "status")
     assert "node-2-exec" in status.stdout
     assert status.stdout.count(" online ") == 2
@@ -199,4 +196,6 @@ def test_the_example_with_a_client_that_fails(folder, app):
     assert len({line["round"] for line in refusals}) == 1
     assert all("broken on purpose" in line["text"] for line in refusals)
     assert "client 5 did not reply: its app failed with" in said
-    assert lines[-2]["test_accuracy"] > lines[1]["test_accuracy"]
+    records = [line for line in lines if line["kind"] == "record"]
+    assert records[-1]["test_accuracy"] > records[0]["test_accuracy"]
+    assert records[-1]["clients_mean_upper_loss"] < records[0]["clients_mean_upper_loss"]

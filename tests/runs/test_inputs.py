@@ -143,7 +143,7 @@ def test_what_does_not_tell_is_not_compared(tmp_path):
 def test_another_version_may_describe_it_otherwise(tmp_path, monkeypatch):
     begun(tmp_path)
     other = simfbo(TASK.problem, STEPS._replace(y=0.4))
-    monkeypatch.setattr("simfbo.runs.runner.versions", lambda: {"optax": "99"})
+    monkeypatch.setattr("simfbo.runs.beginnings.versions", lambda: {"optax": "99"})
     with (
         pytest.warns(UserWarning, match=r"\(local\.y 0\.2, now 0\.4\), or its version describes"),
         pytest.warns(UserWarning, match="another version of optax"),

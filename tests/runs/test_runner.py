@@ -115,7 +115,8 @@ def test_rounds_are_keyed_by_seed_and_number():
 def test_counts_below_one(rounds, every, tmp_path):
     with pytest.raises(UserError) as caught:
         go(rounds, every=every, directory=tmp_path / "new")
-    assert str(caught.value) == (f"rounds and every must be at least 1, got {rounds} and {every}.")
+    name, got = ("every", every) if every < 1 else ("rounds", rounds)
+    assert str(caught.value) == f"{name} must be a whole number of at least 1, got {got}."
     assert not (tmp_path / "new").exists()
 
 

@@ -93,7 +93,7 @@ def test_rows_of_a_level_may_count_equally_and_be_missing_at_clients():
     parts = [np.arange(3), np.array([3, 4, 5]), np.arange(6, 12)]
     training = Training(INPUTS.astype("f4"), LABELS, C, parts)
     options = {"trust": "clients", "penalty": 0.0, "batch_size": None, "seed": 0}
-    losses, data, x, y = assemble(training, (lower, upper), by_row=True, **options)
+    losses, data, x, y, *_ = assemble(training, (lower, upper), by_row=True, **options)
     rng = np.random.default_rng(0)
     y = Linear(rng.normal(size=(D, C)).astype("f4"), rng.normal(size=C).astype("f4"))
     row = np.asarray(linear.losses(training.features @ y.weight + y.bias, LABELS, C))

@@ -66,17 +66,18 @@ def in_jax(function, given, second_order):
         everything = [filled.get(i, leaf) for i, leaf in enumerate(leaves)]
         return function(jax.tree.unflatten(structure, everything))
 
-    def slope(*arrays):
-        way = [direction(leaves[i]) for i in real]
-        return jax.jvp(lambda *a: values(*a).sum(), arrays, tuple(map(jnp.asarray, way)))[1]
-
-    places = tuple(range(len(real)))
+    ways = tuple(jnp.asarray(direction(leaves[i])) for i in real)
 
     @jax.jit
     def compute(*arrays):
-        gradient = jax.grad(lambda *a: values(*a).sum(), places)(*arrays)
-        product = jax.grad(slope, places)(*arrays) if second_order else gradient
-        return values(*arrays), gradient, product
+        """Replay the losses once for all derivatives, as SimFBO's directions do."""
+        if not second_order:
+            found, pull = jax.vjp(values, *arrays)
+            gradient = pull(jnp.ones_like(found))
+            return found, gradient, gradient
+        (found, _), pull = jax.vjp(lambda *a: jax.jvp(values, a, ways), *arrays)
+        one, zero = jnp.ones_like(found), jnp.zeros_like(found)
+        return found, pull((one, zero)), pull((zero, one))
 
     found = compute(*(jnp.asarray(leaves[i]) for i in real))
     return found[0], by_case(found[1], real, structure), by_case(found[2], real, structure)

@@ -31,6 +31,7 @@ from simfbo.algorithms._pacing import Window
 from simfbo.algorithms._plan import Plan, Sizes, plan_for, sizes_for
 from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
+from simfbo.core._start import variable
 from simfbo.core.federation import (
     Algorithm,
     Client,
@@ -145,7 +146,7 @@ def auto_steps(
             "Automatic step sizes are measured on a lower problem that all clients share: give the "
             "step sizes of a private lower level yourself."
         )
-    scale = _pacing.size_of(x0)
+    scale = _pacing.size_of(variable(x0, "x0"))
     typical = float(np.mean(jax.tree.leaves(scale)))
     tools, hypergradient = probes(problem), _hypergradient_step(problem)
     rules = _pacing.rules(scale, rounds)

@@ -194,6 +194,9 @@ def server_side(gamma: Server, radius: float | None) -> ServerSide:
     require_radius(radius)
     if isinstance(gamma, optax.GradientTransformation):
         return _moved_together(gamma, radius)
+    given: list[Any] = list(gamma)
+    if any(rule is None for rule in given):
+        raise UserError("Give a step size for each variable: Point(x=..., y=..., v=...).")
     pairs = [_split(rule) for rule in gamma]
     rules, sizes = (Point(*part) for part in zip(*pairs, strict=True))
 

@@ -77,7 +77,8 @@ def fedbioacc_local(
     kept = "What clients remember is from when they last took part, also where all are the same."
     violations = {"finds the solution": other, "unequal local work": other,
                   "identical clients": kept}  # fmt: skip
-    return Algorithm("FedBiOAcc-Local", init, round, (local_step,), violations, memory=_first)
+    return Algorithm("FedBiOAcc-Local", init, round, (local_step,), violations, memory=_first,
+                     own_y=_own_y)  # fmt: skip
 
 
 def _first(x0: PyTree, y0: PyTree) -> Own:
@@ -85,6 +86,10 @@ def _first(x0: PyTree, y0: PyTree) -> Own:
     y = trees.on_device(y0)
     zero = trees.host_zeros(y)
     return Own(Point(y=y, v=zero), Point(y=zero, v=zero), trees.on_device(np.zeros(())))
+
+
+def _own_y(memory: Own) -> PyTree:
+    return memory.at.y
 
 
 @once_per_problem

@@ -73,8 +73,10 @@ def with_momenta(algorithm: Algorithm, theta: float = 0.1) -> Algorithm:
         begun = trees.host_zeros(jnp.zeros(()))
         return Momenta(dict.fromkeys(names, Point(x, y, y)), dict.fromkeys(names, begun), own)
 
+    own_y = algorithm.own_y
     return algorithm._replace(
         round=round, client_steps=tuple(steps.values()), memory=memory,
+        own_y=None if own_y is None else lambda memory: own_y(memory.own),
         settings={**algorithm.settings, "momenta": theta},
     )  # fmt: skip
 

@@ -76,6 +76,7 @@ def private_lower(
     return Algorithm(
         "ShroFBO" if normalised else "SimFBO", init, round, (private_step,),
         residuals={"private_step": "x"}, memory=first_memory,
+        own_y=_own_y,
     )  # fmt: skip
 
 
@@ -83,6 +84,10 @@ def first_memory(x0: PyTree, y0: PyTree) -> Point[PyTree]:
     """Return y_i and v_i before a client first takes part."""
     y = trees.on_device(y0)
     return Point(y=y, v=trees.host_zeros(y))
+
+
+def _own_y(memory: Point[PyTree]) -> PyTree:
+    return memory.y
 
 
 @once_per_problem

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, get_origin, overload
 
 import jax
 import numpy as np
 
 from simfbo.core.federation import Algorithm, Tracing
-from simfbo.errors import UserError
+from simfbo.core.problem import Point
+from simfbo.errors import UserError, brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +69,9 @@ def with_settings(factory: Any = None, *, private: bool = False) -> Any:
         settings = bound.arguments
         if not private:
             _require_shared(factory.__name__, settings.get("problem"))
+        for name, value in settings.items():
+            if get_origin(form.parameters[name].annotation) is Point:
+                _require_point(name, value)
         made = factory(*args, **kwargs)._replace(settings=settings)
         numbers = {name: settings[name] for name in _STEPS if _is_numbers(settings.get(name))}
         others = tuple((name, value) for name, value in settings.items() if name not in numbers)
@@ -96,6 +100,12 @@ def _require_shared(name: str, problem: Any) -> None:
             f"'{name}' needs a lower problem that all clients share: for a private lower level use "
             "simfbo, shrofbo or fedbioacc_local."
         )
+
+
+def _require_point(name: str, steps: Any) -> None:
+    """Raise unless step sizes are one for each variable."""
+    if not isinstance(steps, tuple) or len(steps) != 3:
+        raise UserError(f"Give {name} as Point(x=..., y=..., v=...), got {brief(steps)}.")
 
 
 def _is_numbers(value: Any) -> bool:

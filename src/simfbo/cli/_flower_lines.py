@@ -17,6 +17,8 @@ from simfbo.runs.files import Json
 from simfbo.runs.history import BOOKKEEPING, FILE, History
 from simfbo.runs.trackers.tracking import Tracking
 
+_SHOWN = 4  # metrics beside the bar
+
 
 class RunBar:
     """A progress bar with the latest metrics, and a line for every excluded client."""
@@ -48,7 +50,8 @@ class RunBar:
             self._bar.update(self._task, total=line["rounds"])
         elif line["kind"] == "record":
             metrics = {name: value for name, value in line.items() if name not in self._hidden}
-            shown = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if _is_number(v))
+            numbers = [f"{name} {v:.4g}" for name, v in metrics.items() if _is_number(v)]
+            shown = ", ".join(numbers[:_SHOWN])
             self._bar.update(self._task, completed=line["round"], description=shown or "training")
         elif line["kind"] == "refusal":
             text = f"round {line['round']}: client {line['client']} {line['text']}"

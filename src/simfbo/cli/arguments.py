@@ -33,11 +33,27 @@ SHORTCUTS = {
 
 
 def whole(text: str) -> int:
-    """Read a whole number."""
+    """Read a whole number, however it is written.
+
+    Example:
+        >>> [whole(text) for text in ("1000", "1_000", "1,000", "1e3", "1000.0")]
+        [1000, 1000, 1000, 1000, 1000]
+    """
+    grouped = re.fullmatch(r"\d{1,3}(,\d{3})+", text.strip())
+    try:
+        return _whole(text.replace(",", "") if grouped else text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"give a whole number, got {brief(text)}") from None
+
+
+def _whole(text: str) -> int:
+    """Return the whole number in a text; raise ValueError if it is none."""
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"give a whole number, got {brief(text)}") from None
+        if (number := float(text)).is_integer():
+            return int(number)
+        raise
 
 
 def octets(text: str) -> int:
@@ -73,9 +89,9 @@ def local_steps(text: str) -> Json:
     """
     try:
         if ".." in text:
-            low, high = map(int, text.split(".."))
+            low, high = map(_whole, text.split(".."))
             return {"local_work.low": low, "local_work.high": high}
-        taus = [int(part) for part in text.split(",")]
+        taus = [_whole(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--tau takes 5, 1..10 or 1,2,3; got '{plain(text)}'.") from None
     tau = taus if len(taus) > 1 else taus[0]
@@ -106,9 +122,9 @@ def whole_numbers(text: str, flag: str) -> list[int]:
     """
     try:
         if ".." in text:
-            low, high = map(int, text.split(".."))
+            low, high = map(_whole, text.split(".."))
         else:
-            return [int(part) for part in text.split(",")]
+            return [_whole(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{plain(text)}'.") from None
     if high - low >= _MOST_SEEDS:

@@ -11,7 +11,7 @@ from simfbo.cli.console import OUT, fetching, print_json
 from simfbo.runs.files import Json
 
 if TYPE_CHECKING:
-    from simfbo.datasets import ImageData, TableData
+    from simfbo.datasets import FrameData, ImageData, TableData
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +32,12 @@ def fetch(name: str, data_dir: Path | None, as_json: bool) -> int:
     """Fetch a data set and print its size."""
     from simfbo import datasets
 
+    name = name.lower()
     with fetching():
         if name in datasets.TABLES:
             found = _table(datasets.load_table(name, data_dir))
+        elif name in datasets.FRAMES:
+            found = _frame(datasets.load_frame(name, data_dir))
         else:
             found = _images(datasets.load(name, data_dir))
     if as_json:
@@ -50,6 +53,16 @@ def _table(table: "TableData") -> Json:
     held = "no clients" if clients is None else f"{clients} clients"
     return {"rows": rows, "features": columns, "clients": clients,
             "text": f"{rows:,} rows of {columns} features, {held}"}  # fmt: skip
+
+
+def _frame(data: "FrameData") -> Json:
+    """Return what a data frame holds."""
+    rows, columns = data.frame.shape
+    clients = None if data.clients is None else len(set(data.frame[data.clients].tolist()))
+    held = "no clients" if clients is None else f"{clients} clients in the column {data.clients}"
+    features = columns - (clients is not None)
+    return {"rows": rows, "features": features, "clients": clients,
+            "text": f"{rows:,} rows of {features} features, {held}"}  # fmt: skip
 
 
 def _images(images: "ImageData") -> Json:

@@ -17,8 +17,9 @@ from simfbo.runs.files import Json
 from simfbo.runs.trackers.tracking import Tracking, used_before
 
 EPILOG = """examples:
+  simfbo flower new demo                         an app to change, in the folder demo
   simfbo flower up --nodes 3                     a federation on this machine
-  simfbo flower run examples/flower_app          train on it
+  simfbo flower run demo                         train on it
   simfbo flower down
 
   simfbo flower certs --host server.example.org --nodes 2     for several machines
@@ -33,6 +34,7 @@ _NODE_CONFIG = re.compile(r"""\s*([\w-]+=('[^']*'|"[^"]*"|[^\s'"]+)\s*)*""")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `flower`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_new(_command(commands, "new", "create an app that can be run at once", _new))
     _add_certs(_command(commands, "certs", "create or renew certificates and keys", _certs))
     _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine", _up))
     _add_run(_command(commands, "run", "train with an app on a running federation", _run))
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Raise, since no command was named."""
-    names = "certs, up, admit, operators, digest, run, status or down"
+    names = "new, certs, up, admit, operators, digest, run, status or down"
     raise UserError(f"Name a command: {names} (simfbo flower --help).")
 
 
@@ -64,6 +66,16 @@ def _command(
     parser.add_argument("--folder", type=Path, default=Path("federation"), metavar="DIR",
                         help="folder of the federation (default: federation)")  # fmt: skip
     return parser
+
+
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("app", type=Path, metavar="NAME", help="folder to create")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--estimator", choices=("FederatedLogistic", "FederatedRidge"),
+                      default="FederatedLogistic",
+                      help="the model to train (default: FederatedLogistic)")  # fmt: skip
+    what.add_argument("--losses", dest="estimator", action="store_const", const="losses",
+                      help="two losses to change, in place of an estimator")  # fmt: skip
 
 
 def _add_certs(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +118,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--retries", type=_count, default=3, metavar="N",
         help="how often to resume if the server's process dies (default 3)")  # fmt: skip
     add_track(parser)
+
+
+def _new(options: argparse.Namespace) -> int:
+    """Create an app."""
+    app = options.app
+    files = _ops("new_app").create(app, options.estimator)
+    OUT.print(f"Created {app}: {', '.join(one for one in files if '/' not in one)} and synthetic "
+              f"rows in data. Next: 'simfbo flower up --nodes 3', then 'simfbo flower run {app}'; "
+              f"{app / 'README.md'} says what to change.")  # fmt: skip
+    return 0
 
 
 def _certs(options: argparse.Namespace) -> int:

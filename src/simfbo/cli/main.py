@@ -4,13 +4,15 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 """
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -140,10 +142,38 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found."""
-        kind, _, flags = message.partition("unrecognized arguments: ")
-        if flags and not kind:
-            raise UserError(f"Unknown flag '{plain(flags)}'. See {self.prog} COMMAND --help.")
+        kind, _, words = message.partition("unrecognized arguments: ")
+        if words and not kind:
+            raise UserError(self._unknown_flag(words))
+        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            known = re.findall(r"[\w-]+", found[2])
+            hint = _closest(found[1], known) or f"Use {', '.join(known)}."
+            raise UserError(f"Unknown command '{plain(found[1])}'. {hint}")
         raise UserError(f"{plain(message.removeprefix('argument '), 250)}.")
+
+    def _unknown_flag(self, words: str) -> str:
+        """Return what to say of words that no argument of the command takes."""
+        name = words.split("=")[0].split()[0]
+        if not name.startswith("-"):
+            return f"'{plain(words)}' is one argument too many. See {self.prog} COMMAND --help."
+        known = [flag for one in _parsers(self) for flag in one._option_string_actions]
+        hint = _closest(f"--{name.lstrip('-')}", known) or f"See {self.prog} COMMAND --help."
+        return f"Unknown flag '{plain(name)}'. {hint}"
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        choices = action.choices if isinstance(action.choices, dict) else {}
+        for inner in choices.values():
+            yield from _parsers(inner)
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    """Return 'Did you mean ...?' if a known word is close to one; else nothing."""
+    close = difflib.get_close_matches(word[:80].lower(), list(known), 1)
+    return f"Did you mean '{close[0]}'?" if close else ""
 
 
 def _show_warnings_as_sentences() -> None:

@@ -53,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--or-digits", action="store_true",
         help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
     add("--no-baselines", action="store_true", help="do not train the baselines")
+    add("--no-client-metrics", action="store_true",
+        help="do not ask clients for metrics on their own data")  # fmt: skip
     add("--quiet", action="store_true", help="print only the summary")
     add(
         "--device", metavar="D", help="cpu, gpu or tpu; cpu:4 divides the clients between 4 devices"
@@ -79,6 +81,7 @@ def call(options: argparse.Namespace) -> int:
         config = _or_digits(config, options.data_dir)
     directory = options.output
     directory = directory or new_folder("", config, config.algorithm.name, f"seed{config.seed}")
+    how["client_metrics"] = not options.no_client_metrics
     return train(config, directory, track=config.track, **how)
 
 
@@ -92,6 +95,7 @@ def resume(directory: Path, track: list[str] | None, **how: Any) -> int:
             print_json(_result(begun, directory))
         return _exit_code(begun)
     config = checked(begun.header.get("config") or {}, {})
+    how["client_metrics"] = "client_metrics" in begun.header
     return train(config, directory, track=track or used_before(directory), resume=True, **how)
 
 
@@ -104,6 +108,7 @@ def train(
     quiet: bool,
     checkpoint_seconds: float,
     as_json: bool,
+    client_metrics: bool,
     track: Sequence[str] = (),
     resume: bool = False,
 ) -> int:
@@ -120,7 +125,9 @@ def train(
     built = build(config, task)
     _warn_of_unequal_work(built)
     with resumable(directory / FILE, "run"), Tracking(track, directory) as tracking:
-        history = _watch(built, directory, quiet, resume, checkpoint_seconds, tracking)
+        how: Json = {"resume": resume, "checkpoint_seconds": checkpoint_seconds,
+                     "track": tracking, "client_metrics": client_metrics}  # fmt: skip
+        history = _watch(built, directory, quiet, how)
         save_variables(directory / "variables.npz", history.state.x, history.state.y)
         files = "History" if not _drawn(history, directory) else "Figure, page, history"
         text = report.summary(history)
@@ -139,11 +146,13 @@ def _result(history: History, directory: Path) -> Json:
     """Return the outcome of a run for programs."""
     from simfbo.tasks import baselines
 
+    scores = history.client_scores
     return {
         "directory": directory,
         **(history.end or {"status": None}),
         **{key: history.header[key] for key in ("algorithm", "seed", "rounds", "config")},
         "last": history.records[-1] if history.records else None,
+        "clients": None if scores is None else scores.as_json(),
         "verdict": history.verdict,
         "refused": len(history.refusals),
         "warnings": history.warnings,
@@ -151,22 +160,18 @@ def _result(history: History, directory: Path) -> Json:
     }
 
 
-def _watch(
-    built: "Built",
-    directory: Path,
-    quiet: bool,
-    resume: bool,
-    checkpoint_seconds: float,
-    tracking: Tracking,
-) -> History:
+def _watch(built: "Built", directory: Path, quiet: bool, how: Json) -> History:
     """Run what was built, with a live display, or a line per evaluation."""
     from simfbo.config.build import about, run_built
+    from simfbo.runs.beginnings import with_columns
     from simfbo.runs.progress import shown
 
     config = built.config
-    display = shown(not quiet, config.algorithm.name, config.rounds, about(built), OUT)
+    goals: Any = {name: metric.goal for name, metric in built.task.client_metrics.items()}
+    said = with_columns(about(built), goals)
+    display = shown(not quiet, config.algorithm.name, config.rounds, said, OUT)
     with display as on_progress:
-        return run_built(built, directory, on_progress, resume, checkpoint_seconds, tracking)
+        return run_built(built, directory, on_progress, **how)
 
 
 def _drawn(history: History, directory: Path) -> bool:

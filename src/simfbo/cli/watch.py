@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from simfbo.cli.arguments import whole
 from simfbo.runs.watch import HOST, PORT, Watcher, is_local
 
 EPILOG = """examples:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `watch`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, or folders above them")
-    add("--port", type=int, default=PORT, help="where to listen (default: %(default)s)")
+    add("--port", type=whole, default=PORT, help="where to listen (default: %(default)s)")
     add("--host", default=HOST, metavar="ADDRESS",
         help="who can reach it (default: %(default)s, this machine only)")  # fmt: skip
     add("--open", action="store_true", help="open the page in a browser")

@@ -107,8 +107,8 @@ def law_factories() -> dict[str, checks.Factory]:
 def law_factory(name: str) -> checks.Factory:
     """Return a method of the catalogue, or at package.module:factory, for `simfbo.checks`."""
     known = {} if ":" in name else law_factories()
-    if name in known:
-        return known[name]
+    if name.lower() in known:
+        return known[name.lower()]
     record = METHODS.find(name)
     settings_model(record)  # parameters that cannot be used are refused now
     return _law_factory(record, record.laws.get("", {}))
@@ -203,9 +203,14 @@ def run_built(
     resume: bool = False,
     checkpoint_seconds: float = 5.0,
     track: Tracking | None = None,
+    client_metrics: bool = False,
 ) -> History:
-    """Run what was built; the arguments are those of `run`."""
+    """Run what was built; the arguments are those of `run`.
+
+    With `client_metrics`, clients measure what the task names; not where messages are private.
+    """
     config = built.config
+    asked = client_metrics and config.privacy is None
     return run(
         built.algorithm,
         built.federation,
@@ -214,6 +219,7 @@ def run_built(
         rounds=config.rounds,
         seed=config.seed,
         evaluate=built.evaluate,
+        client_metrics=built.task.client_metrics if asked else None,
         every=config.evaluation_interval,
         directory=directory,
         config=config.model_dump(mode="json"),

@@ -109,7 +109,11 @@ class Shelf(Generic[R]):
         return list(dict.fromkeys([*self._records, *self._entry_points()]))
 
     def find(self, name: str) -> R:
-        """Return the record of a name or of `package.module:name`; raise if there is none."""
+        """Return the record of a name or of `package.module:name`; raise if there is none.
+
+        Names are found in any case, and with hyphens for underscores.
+        """
+        name = self.known(name)
         if name not in self._records and name not in self._places:
             places = self._entry_points()
             if name not in places and ":" not in name:
@@ -152,11 +156,21 @@ class Shelf(Generic[R]):
             self._registered = {point.name: point.value for point in points}
         return self._registered
 
+    def known(self, name: str) -> str:
+        """Return a name as it is registered, if it is one that is written otherwise."""
+        if name in self._records or ":" in name:
+            return name
+        return {_folded(one): one for one in self.names()}.get(_folded(name), name)
+
     def _unknown(self, name: str) -> str:
         known = self.names()
         close = difflib.get_close_matches(name[:80].lower(), known, 1)
         hint = f"Did you mean '{close[0]}'?" if close else f"Use {any_of(known)}."
         return f"Unknown {self._what} '{plain(name)}'. {hint}"
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 def _is_task(found: Any) -> bool:

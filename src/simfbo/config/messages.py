@@ -90,14 +90,14 @@ def _keys(model: type[BaseModel], models: Models, path: Key = ()) -> Iterator[Ke
     """Yield the keys of a model and of those inside it."""
     for name, field in model.model_fields.items():
         yield (*path, name)
-        chosen = [models[name]] if not path and name in models else _models(field.annotation)
+        chosen = [models[name]] if not path and name in models else models_in(field.annotation)
         found = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
         yield from sorted(found)
 
 
-def _models(annotation: object) -> Iterator[type[BaseModel]]:
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models(part)
+        yield from models_in(part)

@@ -31,6 +31,7 @@ from simfbo.config.fields import (
 )
 from simfbo.config.files import read
 from simfbo.config.messages import dotted, sentence
+from simfbo.config.notation import normalised
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
 from simfbo.errors import UserError, brief
 from simfbo.runs.files import Json
@@ -191,9 +192,11 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
         tree["track"] = [tree["track"]]
     for text in tree["track"] if isinstance(tree.get("track"), list) else ():
         tracker(str(text))  # which says what there is
+    tree = normalised(RunConfig, tree)
     task = _record(tree, "task", TASKS.find, None)
     method = _record(tree, "algorithm", METHODS.find, "simfbo")
     models = {"task": settings_model(task), "algorithm": settings_model(method)}
+    tree |= {table: normalised(model, tree[table]) for table, model in models.items()}
     tree = _with_defaults(tree, task, method, models["algorithm"])
     for table, model in models.items():
         tree[table] = _validated(model, tree[table], models, (table,))
@@ -220,7 +223,9 @@ def _record(tree: Json, table: str, find: Any, default: str | None) -> Any:
         raise UserError(f"'{table}.name' is missing: use {any_of(TASKS.names())}.")
     if not isinstance(name, str):
         raise UserError(f"'{table}.name' must be text, got {brief(name)}.")
-    return find(name)
+    record = find(name)
+    settings["name"] = record.name
+    return record
 
 
 def _with_defaults(tree: Json, task: TaskRecord, method: Method, model: type[Strict]) -> Json:

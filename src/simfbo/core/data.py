@@ -6,14 +6,16 @@ the same arrays.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core._forms import not_finite, require_alike, require_arrays
 from simfbo.core.describe import digest
 from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
 from simfbo.core.trees import on_device
@@ -63,6 +65,10 @@ class Split:
         count = self.count[client]
         weights = jnp.where(slots < count, 1 / count.astype(float), 0.0)
         return Weighted(self._take(self.start[client] + jnp.minimum(slots, count - 1)), weights)
+
+    def size(self, client: Scalar) -> jax.Array:
+        """Return how many samples this client has."""
+        return self.count[client]
 
     def _take(self, places: jax.Array) -> PyTree:
         rows = self.rows[places]
@@ -117,6 +123,10 @@ class OwnSplit:
         weights = jnp.where(slots < self.count, 1 / self.count.astype(float), 0.0)
         return Weighted(self.samples, weights)
 
+    def size(self, client: Scalar) -> jax.Array:
+        """Return how many samples the client has."""
+        return self.count
+
 
 class ClientData(NamedTuple):
     """One client's view of the data: what its client steps may draw from."""
@@ -160,6 +170,16 @@ class FederatedData:
         return ClientData(self.lower, self.upper, i)
 
     @cached_property
+    def not_finite(self) -> list[int]:
+        """Return the clients whose samples hold NaN or an infinite number."""
+        found = np.zeros(self.n, bool)
+        for part in (self.lower, self.upper):
+            if (bad := not_finite(part.samples)) is not None:
+                hit = np.isin(np.asarray(part.rows), bad)
+                found |= np.logical_or.reduceat(hit, np.asarray(part.start))
+        return self.ids[found].tolist()
+
+    @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of samples, who holds which, weights, ids and batch sizes."""
         lower, upper = self.lower, self.upper
@@ -201,11 +221,11 @@ def federate(
         >>> federate(np.arange(4.0), lower=rows, upper=rows).n
         2
     """
+    require_arrays(samples, "The samples")
     samples = on_device(samples)
     length = _length(samples)
     for rows in (*lower, *upper):
-        if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < length:
-            raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
+        _require_rows(rows, length)
     return _assemble(samples, lower, samples, upper, batch_size, p)
 
 
@@ -221,7 +241,7 @@ def from_clients(
 
     Args:
         lower: each client's lower samples.
-        upper: each client's upper samples.
+        upper: each client's upper samples; the same objects are held once.
         batch_size: as in `federate`.
         p: as in `federate`.
         ids: the clients' numbers, if these are only some of a federation's; 0, 1, ... by default.
@@ -235,10 +255,46 @@ def from_clients(
         >>> from_clients(lower=parts, upper=parts).p.tolist()
         [0.375, 0.625]
     """
-    if not len(lower) or not len(upper):
+    lower, upper = list(lower), list(upper)
+    if not lower or not upper:
         raise UserError("Give at least one client's lower and upper samples.")
-    (lower_all, lower_rows), (upper_all, upper_rows) = _concatenate(lower), _concatenate(upper)
-    return _assemble(lower_all, lower_rows, upper_all, upper_rows, batch_size, p, ids)
+    if ids is not None and len(ids) != len(lower):
+        raise UserError(f"Give one of ids per client: got {len(ids)} for {len(lower)} clients.")
+    for name, parts in (("lower", lower), ("upper", upper)):
+        require_alike(parts, range(len(parts)) if ids is None else ids, name)
+    below = above = _concatenate(lower)
+    if any(a is not b for a, b in zip_longest(lower, upper)):
+        above = _concatenate(upper)
+    return _assemble(*below, *above, batch_size, p, ids)
+
+
+def roomy(data: FederatedData) -> FederatedData:
+    """Return the same data in slightly larger arrays, whose sizes are among a few.
+
+    Compiled programs depend on the sizes of arrays: data of nearly as many rows then shares them,
+    as the folds of a cross-validation do. What the clients compute stays the same.
+    """
+    return replace(data, lower=_roomy(data.lower), upper=_roomy(data.upper))
+
+
+def rounded_up(count: int) -> int:
+    """Round a count up to three significant bits, by a quarter at most.
+
+    Example:
+        >>> [rounded_up(count) for count in (3, 9, 455, 456)]
+        [3, 10, 512, 512]
+    """
+    step = 1 << max(0, count.bit_length() - 3)
+    return -(-count // step) * step
+
+
+def _roomy(part: Split) -> Split:
+    def padded(array: Any) -> Any:
+        extra = rounded_up(len(array)) - len(array)
+        return on_device(np.pad(array, [(0, extra), *[(0, 0)] * (np.ndim(array) - 1)]))
+
+    samples, rows = jax.tree.map(padded, (part.samples, part.rows))
+    return replace(part, samples=samples, rows=rows, largest=rounded_up(part.largest), equal=False)
 
 
 def pooled(loss: Loss, part: Split, p: np.ndarray) -> Callable[[PyTree, PyTree], jax.Array]:
@@ -286,17 +342,28 @@ def _split(
         raise UserError(
             f"Client {empty} has no {name} samples: use fewer clients or another partition."
         )
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    if batch_size is not None and (int(batch_size) != batch_size or batch_size < 1):
+        raise UserError(f"batch_size must be a whole number of at least 1, got {batch_size}.")
     return Split(
         samples=samples,
         rows=on_device(np.concatenate(parts).astype(np.int32)),
         start=on_device((np.cumsum(count) - count).astype(np.int32)),
         count=on_device(count),
-        batch_size=batch_size,
+        batch_size=None if batch_size is None else int(batch_size),
         largest=int(count.max()),
         equal=bool((count == count[0]).all()),
     )
+
+
+def _require_rows(rows: np.ndarray, length: int) -> None:
+    """Raise unless a client's rows are row numbers of `length` samples."""
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UserError(
+            "Give each client an array of row numbers; np.flatnonzero makes them of a mask."
+        )
+    if array.size and not 0 <= array.min() <= array.max() < length:
+        raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
 
 
 def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
+# The client step that evaluates rather than trains: its exchanges are counted by themselves.
+EVALUATION = "client_metrics"
+
+
 @unique
 class Reason(StrEnum):
     """Why a reply does not count. The value is what histories store."""

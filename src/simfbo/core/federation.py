@@ -119,6 +119,8 @@ class Algorithm(NamedTuple):
         exact_sums: whether the server must receive what clients sent, once and unchanged, because
             it keeps account of what they remember: no aggregator, lossy codec, momenta, clipping
             or sampling with replacement then.
+        own_y: (memory) -> y_i, for methods whose clients have a lower variable of their own there;
+            None where y is the state's. Evaluations on clients use it.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Algorithm(NamedTuple):
     tracing: Tracing | None = None
     memory: Callable[[PyTree, PyTree], PyTree] | None = None
     exact_sums: bool = False
+    own_y: Callable[[PyTree], PyTree] | None = None
 
     @property
     def traced(self) -> Tracing:

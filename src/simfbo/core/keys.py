@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     NOISE = 2**31 + 11
     CODED_UP = 2**31 + 12
     CODED_DOWN = 2**31 + 13
+    CLIENT_METRICS = 2**31 + 14
 
 
 def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:

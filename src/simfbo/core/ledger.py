@@ -2,7 +2,8 @@
 
 Payloads and messages are counted. The few numbers that say how to work on them (which client step,
 local steps, step sizes, a random key) travel with the request and are not, except with codecs,
-where they are 32 bytes for each client and exchange.
+where they are 32 bytes for each client and exchange. Evaluations on clients are counted apart from
+training, so that totals compare methods.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from simfbo.core.aggregation import CHANNELS, channel
+from simfbo.core.exchange import EVALUATION
 from simfbo.core.problem import PyTree
 
 
@@ -89,8 +91,9 @@ class Ledger:
     """What a federation sent.
 
     Attributes:
-        total: exchanges, floats and bytes, added over all clients.
-        by_step: the same, by the name of the client step.
+        total: exchanges, floats and bytes of training, added over all clients.
+        by_step: the same, by the name of the client step; evaluations on clients are in
+            "client_metrics" and nowhere else.
         by_channel: bytes both ways, by channel: x, y and v, "other" for what belongs to none of
             them, and "coded" for coded messages, whose bytes are counted as a whole.
     """
@@ -98,6 +101,11 @@ class Ledger:
     total: Traffic = field(default_factory=Traffic)
     by_step: dict[str, Traffic] = field(default_factory=dict)
     by_channel: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def evaluation(self) -> Traffic:
+        """Return what evaluations on clients sent, which is not in `total`."""
+        return self.by_step.get(EVALUATION, Traffic())
 
     def copied(self) -> "Ledger":
         """Return a ledger that says the same, and goes on by itself."""
@@ -132,11 +140,13 @@ class Ledger:
         parts = zip([*payload_channels(down), *_message_channels(up)], [*sizes_down, *sizes_up],
                     strict=True)  # fmt: skip
         counted = [(name or "other", octets) for name, (_, octets) in parts]
+        exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
+        self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
+        if client_step == EVALUATION:
+            return
+        self.total = self.total.plus(exchange)
         for name, octets in counted if coded is None else [("coded", whole[0] + whole[1])]:
             self.by_channel[name] = self.by_channel.get(name, 0) + octets
-        exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
-        self.total = self.total.plus(exchange)
-        self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
 
 
 def is_per_client(part: PyTree) -> bool:

@@ -179,6 +179,7 @@ def _protected(client_step: ClientStep, privacy: Privacy) -> ClientStep:
             message = noisy(message, deviations(privacy, 1.0), client.key)
         return with_message(reply, message)
 
+    protected.noisy = True  # pyright: ignore[reportAttributeAccessIssue]
     if privacy.where == "server":
         protected.limits = privacy.clip  # pyright: ignore[reportAttributeAccessIssue]
     return protected
@@ -213,6 +214,11 @@ def _private_sum(
         return _noisy(total, deviations(privacy, _largest_weight(federation, cohort)), source)
 
     return private_sum
+
+
+def is_private(algorithm: Algorithm) -> bool:
+    """Return whether the messages of an algorithm are clipped and made noisy."""
+    return any(getattr(step, "noisy", False) for step in algorithm.client_steps)
 
 
 def _refuse(*_: object) -> PyTree:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from simfbo.core._fit import called
+
 PyTree = Any
 T = TypeVar("T", covariant=True)
 Batches = tuple[PyTree, PyTree]
@@ -91,11 +93,16 @@ class Weighted(NamedTuple):
 
 def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     """Return `loss(x, y, batch)`; for a `Weighted` batch, the weighted mean over its samples."""
+    return average(lambda samples: called(loss, x, y, samples), batch)
+
+
+def average(mean: Callable[[PyTree], jax.Array], batch: PyTree) -> jax.Array:
+    """Return a mean over samples; for a `Weighted` batch, with their weights."""
     if not isinstance(batch, Weighted):
-        return loss(x, y, batch)
+        return mean(batch)
     singles = jax.tree.map(lambda a: a[:, None], batch.samples)
-    losses = jax.vmap(lambda one: loss(x, y, one))(singles)
-    return batch.weights.astype(losses.dtype) @ losses
+    means = jax.vmap(mean)(singles)
+    return batch.weights.astype(means.dtype) @ means
 
 
 def grad_upper_x(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -> PyTree:

@@ -11,17 +11,17 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core._suspicion import Kind, Suspicion, text_of
 from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.exchange import Exchange, Probed, Reason, Request
 from simfbo.core.problem import PyTree
 
-Kind = Literal["few", "refused", "opposed", "same", "forgot"]
 Memory = dict[str, Any]  # JSON values
 
 EVERY_ONE, THEN_EVERY = 32, 13  # exchanges: all of the first, then one in thirteen
@@ -38,27 +38,6 @@ SMALL = 20  # clients in a cohort whose pairs are compared
 NARROW = 8  # numbers below which equality says nothing
 _COMPARED, _NUMBERS, _SEED = 64, 2**13, 16
 _NOTHING: Memory = {"score": 0, "seen": {}, "said": []}
-
-
-class Suspicion(NamedTuple):
-    """Clients whose messages stood out in most of the recent exchanges.
-
-    Attributes:
-        kind: "few" carry most of the sum, "refused" for their size, "opposed" to others, the
-            "same" messages, or who "forgot" what it should remember.
-        exchange: the number of the exchange in which there was enough evidence.
-        client_step: the name of its client step.
-        clients: who stood out.
-        share: their part of the sum of norms in that exchange.
-        text: the same in words.
-    """
-
-    kind: Kind
-    exchange: int
-    client_step: str
-    clients: list[int]
-    share: float
-    text: str
 
 
 class Probe(NamedTuple):
@@ -166,9 +145,9 @@ def observe(
         weights: of the cohort's messages.
         work: how much of a client's work is in its message, ||a_i||_1.
     """
+    after, told = _not_finite(memory, exchange)
     if not looks_at(exchange.request.number):
-        return memory, []
-    after, told = dict(memory), []
+        return after, told
     for kind, look in _looks(exchange, weights, work).items():
         after[kind], named = _counted(memory.get(kind, _NOTHING), look)
         if after[kind] == _NOTHING:
@@ -176,6 +155,19 @@ def observe(
         if named:
             told.append(_suspicion(kind, named, exchange, weights))
     return after, told
+
+
+def _not_finite(memory: Memory, exchange: Exchange) -> tuple[Memory, list[Suspicion]]:
+    """Name at once, and once, who sends what is not finite though others do not."""
+    request, said = exchange.request, memory.get("not-finite", [])
+    found = {one.client for one in exchange.refusals if one.reason == Reason.NOT_FINITE}
+    found |= set(request.ids[~np.isfinite(exchange.squares).all(1)].tolist())  # a node refused it
+    new = sorted(client for client in found if client is not None and client not in said)
+    if not new or not exchange.admitted.any():
+        return dict(memory), []
+    text = text_of("not-finite", new, 0.0)
+    told = Suspicion("not-finite", request.number, request.client_step, new, 0.0, text)
+    return {**memory, "not-finite": [*said, *new]}, [told]
 
 
 class Look(NamedTuple):
@@ -214,13 +206,13 @@ def _suspicion(kind: Kind, named: list[int], exchange: Exchange, weights: np.nda
     request, squares = exchange.request, np.where(exchange.admitted, exchange.squares.sum(1), 0)
     carried = np.abs(weights) * np.sqrt(squares)
     share = float(carried[np.isin(request.ids, named)].sum() / (carried.sum() or 1.0))
-    text = _text(kind, named, share)
+    text = text_of(kind, named, share)
     return Suspicion(kind, request.number, request.client_step, named, share, text)
 
 
 def _refused(exchange: Exchange) -> np.ndarray:
-    """Return whose messages the gate refused for their size, or for not being finite."""
-    why = (Reason.TOO_LARGE, Reason.NOT_FINITE, Reason.REFUSED_BY_NODE)
+    """Return whose messages the gate refused for their size."""
+    why = (Reason.TOO_LARGE, Reason.REFUSED_BY_NODE)
     found = {one.client for one in exchange.refusals if one.reason in why}
     return np.array(sorted(client for client in found if client is not None), int)
 
@@ -363,27 +355,3 @@ def _said(kept: Memory, seen: dict[str, int]) -> tuple[Memory, list[int]]:
 def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
     """Return whether two lists of clients have at least half of their members in common."""
     return 2 * len({*a} & {*b}) >= len({*a} | {*b})
-
-
-def _text(kind: Kind, clients: Sequence[int], share: float) -> str:
-    """Return a suspicion in words."""
-    one = len(clients) == 1
-    who = f"client{'' if one else 's'} {_list(clients)}"
-    if kind == "few":
-        what = f"send{'s' * one} {100 * share:.0f} % of the norm"
-        return f"{who} {what}: use an aggregator or a gate limit"
-    if kind == "refused":
-        what = f"exceed{'s' * one} the gate's limit in most exchanges"
-        return f"{who} {what}: they may be hostile, or the limit too small"
-    if kind == "same":
-        return f"{who} send the same messages: they may be copies, or work together"
-    return (
-        f"{who} point{'s' * one} against other clients in most exchanges: one of them may be "
-        "hostile, or their data contradict each other"
-    )
-
-
-def _list(clients: Sequence[int]) -> str:
-    """Return the first clients of a list, in words."""
-    shown, rest = ", ".join(map(str, clients[:8])), len(clients) - 8
-    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,4 +1,4 @@
-"""Datasets: bundled digits, and images and tables with natural clients, downloaded on demand."""
+"""Datasets: bundled digits, and images, tables and data frames, downloaded on demand."""
 
 import difflib
 from pathlib import Path
@@ -8,17 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simfbo.datasets import cache, digits
-from simfbo.datasets.registry import IMAGE_SETS, TABLE_SETS, Dataset
+from simfbo.datasets.frames import FrameData
+from simfbo.datasets.registry import FRAME_SETS, IMAGE_SETS, TABLE_SETS, Dataset
 from simfbo.datasets.tables import TableData
 from simfbo.errors import UserError, plain
 
 __all__ = [
+    "FRAMES",
     "NAMES",
     "TABLES",
+    "FrameData",
     "ImageData",
     "Status",
     "TableData",
     "load",
+    "load_frame",
     "load_table",
     "status",
 ]
@@ -27,6 +31,9 @@ NAMES = ("digits", *IMAGE_SETS)
 """The names of the image datasets, for `load`."""
 TABLES = tuple(TABLE_SETS)
 """The names of the tables, for `load_table`."""
+FRAMES = tuple(FRAME_SETS)
+"""The names of the data frames, for `load_frame`: those of the tables, and others."""
+_ALL = (*NAMES, *FRAMES)
 
 
 class ImageData(NamedTuple):
@@ -56,7 +63,7 @@ class Status(NamedTuple):
     """The state of one dataset on this machine.
 
     Attributes:
-        name: The name to pass to `load` or `load_table`.
+        name: The name to pass to `load`, `load_table` or `load_frame`.
         ready: Whether it can be loaded without a download; damaged files do not count.
         where: The folder that holds the files or would receive them.
         licence: The licence of the data.
@@ -74,17 +81,18 @@ def load(name: str, data_dir: Path | None = None, offline: bool = False) -> Imag
     """Load a dataset of images; download it to the data folder if it is not there.
 
     Args:
-        name: One of `NAMES`.
+        name: One of `NAMES`, in any case.
         data_dir: The data folder; by default SIMFBO_DATA_DIR or the user's cache folder.
         offline: Whether to raise rather than download.
 
     Raises:
         UserError: If the name is unknown or the data is not available.
     """
+    name = name.lower()
     if name == "digits":
         return ImageData(**digits.arrays()._asdict(), name=name)
     if name not in IMAGE_SETS:
-        kind = "dataset of images" if name in TABLES else "dataset"
+        kind = "dataset of images" if name in FRAMES else "dataset"
         raise UserError(_unknown(name, kind, NAMES))
     dataset = IMAGE_SETS[name]
     files = cache.obtain(dataset, cache.root(data_dir), offline)
@@ -95,28 +103,46 @@ def load_table(name: str, data_dir: Path | None = None, offline: bool = False) -
     """Load a table; download it to the data folder if it is not there.
 
     Args:
-        name: One of `TABLES`.
+        name: One of `TABLES`, in any case.
         data_dir: The data folder, as for `load`.
         offline: Whether to raise rather than download.
 
     Raises:
         UserError: If the name is unknown or the data is not available.
     """
+    name = name.lower()
     if name not in TABLE_SETS:
         raise UserError(_unknown(name, "table", TABLES))
     table = TABLE_SETS[name]
     return table.arrays(cache.obtain(table, cache.root(data_dir), offline))
 
 
+def load_frame(name: str, data_dir: Path | None = None, offline: bool = False) -> FrameData:
+    """Load a data frame with its text and gaps; download it to the data folder if needed.
+
+    Args:
+        name: One of `FRAMES`.
+        data_dir: The data folder, as for `load`.
+        offline: Whether to raise rather than download.
+
+    Raises:
+        UserError: If the name is unknown or the data is not available.
+    """
+    if name not in FRAME_SETS:
+        raise UserError(_unknown(name, "data frame", FRAMES))
+    frame = FRAME_SETS[name]
+    return frame.arrays(cache.obtain(frame, cache.root(data_dir), offline))
+
+
 def status(data_dir: Path | None = None) -> tuple[Status, ...]:
-    """Return the status of every dataset, in the order of `NAMES` and `TABLES`.
+    """Return the status of every dataset, in the order of `NAMES` and `FRAMES`.
 
     Args:
         data_dir: The data folder, as for `load`.
     """
     folder = cache.root(data_dir)
     bundled = Status("digits", digits.available(), "scikit-learn", digits.LICENCE, digits.PACKAGE)
-    others = (*IMAGE_SETS.values(), *TABLE_SETS.values())
+    others = (*IMAGE_SETS.values(), *(FRAME_SETS | TABLE_SETS).values())
     return bundled, *(_status(dataset, folder) for dataset in others)
 
 
@@ -131,7 +157,7 @@ def _status(dataset: Dataset[Any], folder: Path) -> Status:
 def _unknown(name: str, kind: str, names: tuple[str, ...]) -> str:
     """Return the message for an unknown name, with the closest known one."""
     # The name of a dataset of the other kind is not a misspelling.
-    misspelt = name not in NAMES + TABLES
+    misspelt = name not in _ALL
     close = difflib.get_close_matches(name.lower(), names, n=1) if misspelt else []
     hint = f". Did you mean '{close[0]}'?" if close else f": use one of {', '.join(names)}."
     return f"Unknown {kind} '{plain(name)}'{hint}"

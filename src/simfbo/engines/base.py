@@ -1,6 +1,7 @@
 """What all engines share: cohorts, local work, the gate, aggregation and the ledger."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from simfbo.core import aggregation, gate, memory, trees, watch
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
 from simfbo.core.data import FederatedData
-from simfbo.core.exchange import Exchange, Refusal, Request
+from simfbo.core.exchange import EVALUATION, Exchange, Refusal, Request
 from simfbo.core.federation import Algorithm, Client, ClientStep, require_exact_sums
 from simfbo.core.gate import Decode, Gate
 from simfbo.core.keys import secret_key
@@ -24,7 +25,7 @@ from simfbo.engines._coding import Sent, decoder, delivered, weighed
 from simfbo.engines._cost import Cost, cost_of
 from simfbo.engines._messages import answer, form, slice_for
 from simfbo.engines.compile_cache import TRACES
-from simfbo.errors import TooFewReplies, UserError
+from simfbo.errors import TooFewReplies, UserError, brief
 
 
 class Call(NamedTuple):
@@ -98,6 +99,7 @@ class Engine(ABC):
             absence: which clients fail to reply, to simulate drop-outs; none by default.
             codecs: how messages are coded, by direction and channel; not at all by default.
         """
+        _require_kinds(data, sampler, local_work, gate, codecs)
         if codecs is not None:
             require_consistent(codecs)
         self.data = data
@@ -243,7 +245,14 @@ class Engine(ABC):
         return delivered(codecs, payload, self.start, key)
 
     def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Collect messages; ask again if the automatic limit turns out not to fit."""
+        """Collect messages; ask again if the automatic limit turns out not to fit.
+
+        An evaluation changes nothing that training depends on, and no number of replies is too few.
+        """
+        if call.client_step.__name__ == EVALUATION:
+            found, exchange = self._counted(call)
+            self.refusals += exchange.refusals
+            return found, exchange
         limit = self.rules(call.client_step.__name__).max_norm
         found, exchange = self._counted(call)
         if self.gate.max_norm == "auto" and _misfits(limit, exchange):
@@ -280,7 +289,7 @@ class Engine(ABC):
             coded=self._octets(call, exchange, size - silent),
         )  # fmt: skip
         self.latest = exchange
-        if self.gate.max_norm == "auto":
+        if self.gate.max_norm == "auto" and request.client_step != EVALUATION:
             norms, step = self.observed.get("norms", {}), request.client_step
             recent = gate.with_median(norms.get(step, []), gate.median_norm(exchange.squares))
             self.observed = {**self.observed, "norms": {**norms, step: recent}}
@@ -295,7 +304,12 @@ class Engine(ABC):
         return weighed(exchange.octets, replied, down, computed)
 
     def rules(self, client_step: str) -> Gate:
-        """Return the gate of the next exchange with a client step; its limit is a number."""
+        """Return the gate of the next exchange with a client step; its limit is a number.
+
+        The numbers of an evaluation need only be finite: a limit is for messages that are added.
+        """
+        if client_step == EVALUATION:
+            return Gate()
         if self.gate.max_norm != "auto":
             return self.gate
         recent = self.observed.get("norms", {}).get(client_step, [])
@@ -339,6 +353,20 @@ class Engine(ABC):
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
+
+
+def _require_kinds(data: Any, sampler: Any, local_work: Any, gate: Any, codecs: Any) -> None:
+    """Raise if a federation is given something of another kind."""
+    known: list[Any] = [
+        (FederatedData, data, "its data come from simfbo.from_clients or simfbo.federate"),
+        (Callable, sampler, "a sampler is such as sampling.without_replacement(10)"),
+        (LocalWork, local_work, "local work is such as local_work.constant(5)"),
+        (Gate, gate, "a gate is such as Gate(max_norm=10.0)"),
+        (Codecs, codecs, "codecs are a codecs.Codecs"),
+    ]
+    for kind, given, advice in known:
+        if given is not None and not isinstance(given, kind):
+            raise UserError(f"A federation cannot take {brief(given)}: {advice}.")
 
 
 def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:

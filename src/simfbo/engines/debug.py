@@ -96,8 +96,9 @@ def _answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[P
     try:
         with jax.disable_jit():
             return answer(client_step, payload, client)
-    except UserError:
-        raise
-    except Exception as error:
+    except Exception as failure:
+        error = failure.__cause__ if isinstance(failure, UserError) else failure
+        if error is None:
+            raise
         where = f"Client {client.data.client} failed in '{client_step.__name__}'"
         raise ClientError(f"{where}: {type(error).__name__}: {error}") from error

@@ -7,13 +7,20 @@ require("sklearn", "estimators")  # one clear sentence instead of an ImportError
 from simfbo.estimators._fair import FairClassifier, FairRegressor  # noqa: E402
 from simfbo.estimators._long_tail import LongTailClassifier  # noqa: E402
 from simfbo.estimators._noisy_labels import NoisyLabelClassifier  # noqa: E402
-from simfbo.estimators._regularised import FederatedLogistic, FederatedRidge  # noqa: E402
+from simfbo.estimators._regularised import (  # noqa: E402
+    FederatedGLM,
+    FederatedLogistic,
+    FederatedRidge,
+)
+from simfbo.estimators._tabular import FederatedTabular  # noqa: E402
 
 __all__ = [
     "FairClassifier",
     "FairRegressor",
+    "FederatedGLM",
     "FederatedLogistic",
     "FederatedRidge",
+    "FederatedTabular",
     "LongTailClassifier",
     "NoisyLabelClassifier",
 ]

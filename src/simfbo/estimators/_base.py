@@ -15,12 +15,13 @@ import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils import check_random_state, check_scalar, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
 from simfbo.core import trees
+from simfbo.core.data import roomy
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant
@@ -28,8 +29,18 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
-from simfbo.estimators._scaling import Scaled, Table
-from simfbo.estimators._validation import Data, RandomState, members
+from simfbo.estimators import _clients
+from simfbo.estimators._columns import has_text_or_gaps, take_named, without
+from simfbo.estimators._scaling import Scaled, Table, Units
+from simfbo.estimators._tabular import FederatedTabular
+from simfbo.estimators._validation import (
+    Data,
+    RandomState,
+    members,
+    per_row,
+    warn_of_one_client,
+)
+from simfbo.runs.client_scores import ClientScores
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
@@ -52,7 +63,10 @@ class FederatedLinear(BaseEstimator):
     intercept_: Any
     history_: History
     ledger_: Ledger
+    n_features_in_: int
     n_iter_: int
+    preprocessing_: FederatedTabular | None
+    score_clients_: ClientScores
 
     def __init__(
         self,
@@ -78,25 +92,50 @@ class FederatedLinear(BaseEstimator):
         self.verbose = verbose
         self.track = track
 
-    def _read(self, X: Data, y: Data, clients: Data) -> Table:
-        """Validate the parameters and the arguments of `fit`."""
-        for name in ("rounds", "local_steps", *_given(self, "cohort", "batch_size")):
-            check_scalar(getattr(self, name), name, Integral, min_val=1)
-        check_scalar(self.tol, "tol", Real, min_val=0)
-        if not isinstance(self.steps, Point) and self.steps != "auto":
-            raise UserError(f"steps must be 'auto' or simfbo.Point(...), got {self.steps!r}.")
-        numeric = isinstance(self, RegressorMixin)
-        both: Any = validate_data(
-            self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=numeric
-        )
-        target, classes = self._encoded(both[1])
-        found = members("clients", clients, len(target))
+    def _read(self, X: Data, y: Data, clients: Data, **others: Data) -> Table:
+        """Validate the parameters and the arguments of `fit`, and turn the table into numbers.
+
+        Args:
+            X: the table.
+            y: the target.
+            clients: as in `fit`.
+            others: further arguments of `fit` that hold a value per row or name a column.
+        """
+        self._check_parameters()
+        features, given, self._named = take_named(X, {"clients": clients, **others})
+        (inputs, values), ledger = self._numbers(features, y, given["clients"])
+        target, classes = self._encoded(values)
+        found = members("clients", given.pop("clients"), len(target))
+        if clients is None:
+            warn_of_one_client(4)
         if self.cohort is not None and self.cohort > len(found.ids):
             raise UserError(
                 f"A cohort of {self.cohort} cannot be sampled from {len(found.ids)} clients: "
                 "lower cohort or omit it."
             )
-        return Table(both[0], target, classes, found)
+        return Table(inputs, target, classes, found, given, ledger)
+
+    def _numbers(self, X: Data, y: Data, clients: Data) -> tuple[Any, Ledger]:
+        """Return features and target as numbers, and what was exchanged for that."""
+        rules: Any = {"dtype": np.float64, "ensure_min_samples": 2}
+        rules["y_numeric"] = isinstance(self, RegressorMixin)
+        if not has_text_or_gaps(X):
+            self.preprocessing_ = None
+            return validate_data(self, X, y, **rules), Ledger()
+        one = np.zeros(len(X)) if clients is None else clients
+        tabular = FederatedTabular(scale=False).set_output(transform="default")
+        self.preprocessing_ = tabular.fit(X, clients=one)
+        validate_data(self, X, skip_check_array=True)  # notes the columns
+        both = check_X_y(tabular.transform(X), y, estimator=self, **rules)
+        return both, tabular.ledger_.copied()
+
+    def _check_parameters(self) -> None:
+        """Validate the parameters that all estimators have."""
+        for name in ("rounds", "local_steps", *_given(self, "cohort", "batch_size")):
+            check_scalar(getattr(self, name), name, Integral, min_val=1)
+        check_scalar(self.tol, "tol", Real, min_val=0)
+        if not isinstance(self.steps, Point) and self.steps != "auto":
+            raise UserError(f"steps must be 'auto' or simfbo.Point(...), got {self.steps!r}.")
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the target as numbers, and the number of classes."""
@@ -111,13 +150,15 @@ class FederatedLinear(BaseEstimator):
         check_scalar(folds, "folds", Integral, min_val=2)
         return max(2, min(folds, int(np.bincount(strata).max())))
 
-    def _train(self, setting: Setting, ledger: Ledger, seed: int) -> Any:
+    def _train(self, setting: Setting, rows: Scaled, seed: int) -> Any:
         """Train, keep the history and the ledger, and return the final state."""
+        ledger = rows.ledger
         # The same result whatever the global precision of JAX.
         with jax.enable_x64(False):
+            federation = self._federation(setting, ledger)
             history = run(
                 self._method(setting),
-                self._federation(setting, ledger),
+                federation,
                 setting.x0,
                 setting.y0,
                 rounds=self.rounds,
@@ -129,7 +170,9 @@ class FederatedLinear(BaseEstimator):
                 config={"estimator": type(self).__name__, **_settings(self)},
                 track=self.track,
             )
-        _require_finished(history)
+            _require_finished(history)
+            kind = rows.training.classes
+            self.score_clients_ = _clients.after_fit(setting, kind, federation, history.state)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
         _warn_unless_converged(history)
@@ -138,7 +181,7 @@ class FederatedLinear(BaseEstimator):
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
         """Return the simulated clients; what they send is added to the ledger."""
         sampler = everyone() if self.cohort is None else without_replacement(self.cohort)
-        federation = SimulatedFederation(setting.data, sampler, constant(self.local_steps))
+        federation = SimulatedFederation(roomy(setting.data), sampler, constant(self.local_steps))
         federation.ledger = ledger
         return federation
 
@@ -153,21 +196,78 @@ class FederatedLinear(BaseEstimator):
 
     def _keep(self, table: Table, rows: Scaled, model: Linear) -> None:
         """Store a model of standardised rows, converted to the user's units."""
-        middle, spread = rows.target_units
-        weight = np.asarray(model.weight, float) / rows.units.deviation[:, None] * spread
-        bias = np.asarray(model.bias, float) * spread + middle - rows.units.mean @ weight
-        if table.classes == 2:
-            weight, bias = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1]
         self.clients_ = table.clients.ids
+        unit = _clients.unit_of(table.classes, rows.target_units)
+        self.score_clients_ = _clients.in_units(self.score_clients_, table, unit)
+        self._keep_model(model, rows.units, rows.target_units, table.classes)
+
+    def _keep_model(
+        self, model: Linear, units: Units, target_units: tuple[float, float], classes: int
+    ) -> None:
+        """Store a model of rows in these units, converted to the user's."""
+        middle, spread = target_units
+        weight = np.asarray(model.weight, float) / units.deviation[:, None] * spread
+        bias = np.asarray(model.bias, float) * spread + middle - units.mean @ weight
+        if classes == 2:
+            weight, bias = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1]
         self.coef_, self.intercept_ = weight.T, bias
-        if not table.classes:
+        if classes <= 0:
             self.coef_, self.intercept_ = weight[:, 0], float(bias[0])
+
+    def get_feature_names_out(self) -> np.ndarray:
+        """Return the names of the features that `coef_` is about, such as `ward_surgery`."""
+        check_is_fitted(self, "coef_")
+        if self.preprocessing_ is not None:
+            return self.preprocessing_.get_feature_names_out()
+        plain = [f"x{j}" for j in range(self.n_features_in_)]
+        return np.asarray(getattr(self, "feature_names_in_", plain), object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = True
+        return tags
+
+    def score_clients(self, X: Data, y: Data, clients: Data = None) -> ClientScores:
+        """Measure the model on the rows of each client.
+
+        Args:
+            X: [N, d], the features.
+            y: [N], the target.
+            clients: [N], the client that holds each row, which may be new, or the name of a column
+                of X; a single client by default.
+
+        Returns:
+            "loss" (cross-entropy) and "accuracy" of a classifier, "mse" of a regressor and
+            "deviance" of `FederatedGLM`, in the units of y; clients are weighted by their rows.
+        """
+        check_is_fitted(self, "coef_")
+        features, given, _ = take_named(X, {"clients": clients})
+        inputs = self._features(without(features, self._named))
+        target, classes = self._known(column_or_1d(y))
+        found = members("clients", given["clients"], len(inputs))
+        table = Table(inputs, per_row("y", target, len(inputs)), classes, found, {}, Ledger())
+        return _clients.score(table, self.coef_, self.intercept_)
+
+    def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the target of new rows as `_encoded` does."""
+        return self._encoded(y)
 
     def _scores(self, X: Data) -> np.ndarray:
         """Return the linear function of new rows."""
         check_is_fitted(self, "coef_")
-        inputs = validate_data(self, X, dtype=np.float64, reset=False)
-        return inputs @ self.coef_.T + self.intercept_
+        return self._features(without(X, self._named)) @ self.coef_.T + self.intercept_
+
+    def _features(self, X: Data) -> np.ndarray:
+        """Return new rows as numbers."""
+        if self.preprocessing_ is not None:
+            return self.preprocessing_.transform(X)
+        if has_text_or_gaps(X):
+            raise UserError(
+                "X has text or missing values, of which fit saw none: fill them, or fit on rows "
+                "that have some."
+            )
+        found: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        return found
 
 
 class FederatedClassifier(ClassifierMixin, FederatedLinear):
@@ -182,6 +282,13 @@ class FederatedClassifier(ClassifierMixin, FederatedLinear):
         if len(self.classes_) < 2:
             raise UserError("y holds one class only: at least two classes are needed.")
         return target.astype(np.int32), len(self.classes_)
+
+    def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the labels of new rows as indices into `classes_`, and the number of classes."""
+        if not np.isin(y, self.classes_).all():
+            raise UserError("y has classes that the estimator was not fitted with: leave them out.")
+        places: Any = np.searchsorted(self.classes_, y)
+        return places.astype(np.int32), len(self.classes_)
 
     def decision_function(self, X: Data) -> np.ndarray:
         """Return each row's score for every class; for two classes, only that of the second."""

@@ -13,6 +13,13 @@ _FRAGMENTS = {
         are about a tenth of the rounds; 0 always takes all rounds.
     steps: "auto" chooses step sizes in about 15 further exchanges; or
         `simfbo.Point(x=..., y=..., v=...)`.""",
+    "penalties": """\
+    floor: the smallest L2 weight.
+    spread: how different the L2 weights are expected to be: the standard deviation of their
+        logarithms. Near 0 all features share one weight; infinity leaves every weight to the
+        cross-validation alone, better where most features are irrelevant and worse elsewhere.
+    sparsity: how much a feature must improve the cross-validation to be kept; with an infinite
+        spread, 0.1 shuts off most irrelevant features.""",
     "federation": """\
     cohort: how many clients take part in a round; all by default.
     local_steps: how many steps a client takes in a round.
@@ -32,11 +39,17 @@ _FRAGMENTS = {
     "results": """\
     clients_: the clients' ids, in order of first appearance in the rows.
     history_: the `simfbo.History` of the training, with the upper loss.
+    score_clients_: the `simfbo.ClientScores` of every client: "loss" and "accuracy" of a
+        classifier, "mse" of a regressor, in the units of y. Rows are judged by a model that was
+        not trained on them.
     ledger_: the `simfbo.Ledger` of everything sent, including the exchange for the scales and
-        the search for step sizes.
+        the search for step sizes; the evaluation on clients is in its `by_step` alone.
     n_iter_: the number of rounds that were run.
-    n_features_in_: d.
-    feature_names_in_: the names of X's columns, if it has any.""",
+    preprocessing_: the `FederatedTabular` that turned text and missing values into numbers, by
+        further exchanges; None where X held only numbers. `coef_` is then about the columns that
+        `get_feature_names_out()` names.
+    n_features_in_: the number of X's columns, without those that name clients, groups or trust.
+    feature_names_in_: their names, if they have any.""",
 }
 
 

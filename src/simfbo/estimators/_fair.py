@@ -64,14 +64,18 @@ class Fair(FederatedLinear):
         """Train on the clients' rows.
 
         Args:
-            X: [N, d], the features.
+            X: [N, d], the features: an array, or a DataFrame, which may hold text and gaps.
             y: [N], the target.
-            clients: [N], the client that holds each row; a single client by default.
-            groups: [N], the group of each row; by default the clients are the groups.
+            clients: [N], the client that holds each row, or the name of a column of X, which is
+                then no feature; a single client by default, with a warning.
+            groups: [N], the group of each row, or the name of a column; by default the clients
+                are the groups.
         """
         check_positive(self, "penalty", "sharpness")
-        table, seed = self._read(X, y, clients), self._seed()
-        group = table.clients if groups is None else members("groups", groups, len(table.target))
+        table, seed = self._read(X, y, clients, groups=groups), self._seed()
+        group = table.clients
+        if groups is not None:
+            group = members("groups", table.given["groups"], len(table.target))
         rows = standardised(table, one_hot(group.owner, len(group.ids)))
         strata = group.owner if not table.classes else group.owner * table.classes + table.target
         setting = assemble(
@@ -79,7 +83,7 @@ class Fair(FederatedLinear):
             folds=self._folds(self.folds, strata), penalty=self.penalty,
             sharpness=self.sharpness, batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
-        state = self._train(setting, rows.ledger, seed)
+        state = self._train(setting, rows, seed)
         self._keep(table, rows, linear.averaged(state.y.models))
         self.groups_, self.group_weights_ = group.ids, group_weights(state.x, rows.shares)
         found = _group_losses(state.y.models, setting.data.lower.samples, table.classes)

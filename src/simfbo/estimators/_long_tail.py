@@ -82,9 +82,10 @@ class LongTailClassifier(FederatedClassifier):
         """Train on the clients' rows.
 
         Args:
-            X: [N, d], the features.
+            X: [N, d], the features: an array, or a DataFrame, which may hold text and gaps.
             y: [N], the labels.
-            clients: [N], the client that holds each row; a single client by default.
+            clients: [N], the client that holds each row, or the name of a column of X, which is
+                then no feature; a single client by default, with a warning.
         """
         check_positive(self, "penalty")
         check_scalar(self.prior, "prior", Real, min_val=0)
@@ -94,7 +95,7 @@ class LongTailClassifier(FederatedClassifier):
             rows.training, rows.shares, folds=self._folds(self.folds, table.target),
             penalty=self.penalty, prior=self.prior, batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
-        state = self._train(setting, rows.ledger, seed)
+        state = self._train(setting, rows, seed)
         self._keep(table, rows, linear.averaged(state.y))
         scale, shift = (np.asarray(part, float) for part in state.x)
         self.adjustment_ = ClassAdjustment(np.exp(scale), np.log(rows.shares) + shift)

@@ -75,23 +75,25 @@ class NoisyLabelClassifier(FederatedClassifier):
         """Train on the clients' rows.
 
         Args:
-            X: [N, d], the features.
+            X: [N, d], the features: an array, or a DataFrame, which may hold text and gaps.
             y: [N], the labels.
-            clients: [N], the client that holds each row; a single client by default.
-            trusted: [N], True for rows whose labels are known to be correct; not every client needs
-                some. By default a random tenth of every client's rows is trusted, with a warning.
+            clients: [N], the client that holds each row, or the name of a column of X, which is
+                then no feature; a single client by default, with a warning.
+            trusted: [N], True for rows whose labels are known to be correct, or the name of a
+                column; not every client needs some. By default a random tenth of every client's
+                rows is trusted, with a warning.
         """
         check_positive(self, "penalty")
         if self.trust not in ("network", "clients"):
             raise UserError(f"trust must be 'network' or 'clients', got {self.trust!r}.")
-        table, seed = self._read(X, y, clients), self._seed()
-        judges, rows = _judges(table, trusted, seed), standardised(table)
+        table, seed = self._read(X, y, clients, trusted=trusted), self._seed()
+        judges, rows = _judges(table, table.given["trusted"], seed), standardised(table)
         split = _chosen(table, ~judges), _chosen(table, judges)
         setting = assemble(
             rows.training, split, trust=self.trust, penalty=self.penalty,
             batch_size=self.batch_size, seed=seed, by_row=True,
         )  # fmt: skip
-        state = self._train(setting, rows.ledger, seed)
+        state = self._train(setting, rows, seed)
         self._keep(table, rows, model_of(state.y))
         found = trust_in(state.x, state.y, setting.data.lower.samples[:3], table.classes)
         self.trust_ = np.where(judges, 1.0, np.asarray(found, float))

@@ -1,22 +1,25 @@
 """Linear models with a learnt L2 weight for every feature (`simfbo.tasks._regularisation`)."""
 
 from numbers import Real
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
+from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import check_scalar
 
 from simfbo.core.problem import Point
+from simfbo.errors import UserError
 from simfbo.estimators._base import (
     FederatedClassifier,
     FederatedLinear,
     FederatedRegressor,
     check_positive,
 )
+from simfbo.estimators._deployment import Deployable
 from simfbo.estimators._docs import documented
 from simfbo.estimators._scaling import standardised
-from simfbo.estimators._validation import Data, RandomState
+from simfbo.estimators._validation import Data, RandomState, weights
 from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
 from simfbo.tasks._regularisation import assemble, penalties, scaled
@@ -26,17 +29,16 @@ from simfbo.tasks.models import Linear
 class Regularised(FederatedLinear):
     """A linear model with an L2 weight for every feature; see its subclasses."""
 
-    regularisation_: np.ndarray
-
     def __init__(
         self,
         *,
-        rounds: int = 300,
+        rounds: int = 1000,
         tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
-        floor: float = 0.01,
-        sparsity: float = 0.1,
+        floor: float = 0.001,
+        spread: float = 0.5,
+        sparsity: float = 0.0,
         cohort: int | None = None,
         local_steps: int = 1,
         batch_size: int | None = None,
@@ -52,26 +54,30 @@ class Regularised(FederatedLinear):
         )  # fmt: skip
         self.folds = folds
         self.floor = floor
+        self.spread = spread
         self.sparsity = sparsity
 
-    def fit(self, X: Data, y: Data, clients: Data = None) -> Self:
+    def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
         """Train on the clients' rows.
 
         Args:
-            X: [N, d], the features.
+            X: [N, d], the features: an array, or a DataFrame, which may hold text and gaps.
             y: [N], the target.
-            clients: [N], the client that holds each row; a single client by default.
+            clients: [N], the client that holds each row, or the name of a column of X, which is
+                then no feature; a single client by default, with a warning.
+            sample_weight: [N], how much each row counts, or the name of a column of X.
         """
-        check_positive(self, "floor")
+        check_positive(self, "floor", "spread")
         check_scalar(self.sparsity, "sparsity", Real, min_val=0)
-        table, seed = self._read(X, y, clients), self._seed()
-        rows = standardised(table)
+        table = self._read(X, y, clients, sample_weight=sample_weight)
+        weight = weights(table.given["sample_weight"], len(table.target))
+        seed, rows = self._seed(), standardised(table, weight=weight)
         folds = self._folds(self.folds, rows.training.strata)
         setting = assemble(
             rows.training, folds=folds, floor=self.floor, sparsity=self.sparsity,
-            batch_size=self.batch_size, seed=seed,
+            spread=self.spread, batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
-        state = self._train(setting, rows.ledger, seed)
+        state = self._train(setting, rows, seed)
         self._keep(table, rows, _model(state.x, state.y))
         self.regularisation_ = penalties(np.asarray(state.x, float), self.floor)
         return self
@@ -84,7 +90,7 @@ def _model(x: jax.Array, y: Linear) -> Linear:
 
 
 @documented
-class FederatedRidge(FederatedRegressor, Regularised):
+class FederatedRidge(FederatedRegressor, Regularised, Deployable):
     """Ridge regression that learns how strongly to regularise every feature.
 
     Features and target are standardised, by one exchange over the clients. The L2 weights minimise
@@ -93,9 +99,7 @@ class FederatedRidge(FederatedRegressor, Regularised):
     Args:
         {training}
         folds: of the cross-validation; fewer if there are fewer rows.
-        floor: the smallest L2 weight.
-        sparsity: how much a feature must improve the cross-validation to be kept; 0 leaves the
-            cross-validation alone, which keeps many irrelevant features.
+        {penalties}
         {federation}
 
     Attributes:
@@ -106,15 +110,17 @@ class FederatedRidge(FederatedRegressor, Regularised):
 
     Example:
         >>> import numpy as np
-        >>> X = np.random.default_rng(0).normal(size=(60, 3))
-        >>> ridge = FederatedRidge(rounds=100, random_state=0).fit(X, 2 * X[:, 0])
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(60, 3))
+        >>> y = 2 * X[:, 0] + rng.normal(size=60)
+        >>> ridge = FederatedRidge(random_state=0).fit(X, y, clients=np.arange(60) % 3)
         >>> ridge.regularisation_[0] < ridge.regularisation_[1:].min()
         np.True_
     """
 
 
 @documented
-class FederatedLogistic(FederatedClassifier, Regularised):
+class FederatedLogistic(FederatedClassifier, Regularised, Deployable):
     """Logistic regression that learns how strongly to regularise every feature.
 
     Like `FederatedRidge`, but for classes: with the cross-entropy in place of the squared error.
@@ -122,9 +128,7 @@ class FederatedLogistic(FederatedClassifier, Regularised):
     Args:
         {training}
         folds: of the cross-validation; fewer if no class has as many rows.
-        floor: the smallest L2 weight.
-        sparsity: how much a feature must improve the cross-validation to be kept; 0 leaves the
-            cross-validation alone, which keeps many irrelevant features.
+        {penalties}
         {federation}
 
     Attributes:
@@ -133,3 +137,88 @@ class FederatedLogistic(FederatedClassifier, Regularised):
             rows.
         {results}
     """
+
+
+FAMILIES = {"poisson": linear.Target.COUNT, "gamma": linear.Target.SIZE}
+
+
+@documented
+class FederatedGLM(FederatedRegressor, Regularised):
+    """Regression of counts, rates and positive amounts that learns how strongly to regularise.
+
+    Like `FederatedRidge`, but for a target whose logarithm is linear in the features, with half the
+    deviance in place of half the squared error. For rates, pass y = counts / exposure and
+    sample_weight = exposure; for survival with a constant hazard, y = event / time and
+    sample_weight = time.
+
+    Args:
+        family: "poisson" for counts and rates, "gamma" for positive amounts.
+        {training}
+        folds: of the cross-validation; fewer if there are fewer rows.
+        {penalties}
+        {federation}
+
+    Attributes:
+        {regressor}
+        regularisation_: [d], the L2 weights, relative to half the mean deviance of a target of mean
+            one and of standardised rows.
+        {results}
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 2))
+        >>> y = rng.poisson(np.exp(1 + X[:, 0] / 2))
+        >>> model = FederatedGLM(random_state=0).fit(X, y, clients=np.arange(200) % 4)
+        >>> bool(abs(model.coef_[0] - 0.5) < 0.1)
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        family: str = "poisson",
+        rounds: int = 1000,
+        tol: float = 1e-3,
+        steps: str | Point[float] = "auto",
+        folds: int = 5,
+        floor: float = 0.001,
+        spread: float = 0.5,
+        sparsity: float = 0.0,
+        cohort: int | None = None,
+        local_steps: int = 1,
+        batch_size: int | None = None,
+        random_state: RandomState = None,
+        verbose: int = 0,
+        track: Track | None = None,
+    ) -> None:
+        """Store the parameters; `fit` validates them."""
+        super().__init__(
+            rounds=rounds, tol=tol, steps=steps, folds=folds, floor=floor, spread=spread,
+            sparsity=sparsity, cohort=cohort, local_steps=local_steps, batch_size=batch_size,
+            random_state=random_state, verbose=verbose, track=track,
+        )  # fmt: skip
+        self.family = family
+
+    def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the target as floats, and what it is."""
+        if self.family not in FAMILIES:
+            raise UserError(f"family must be 'poisson' or 'gamma', got {self.family!r}.")
+        if y.min() < 0 or (self.family == "gamma" and y.min() == 0):
+            least = "positive" if self.family == "gamma" else "zero or positive"
+            raise UserError(f"y must be {least} in every row for family={self.family!r}.")
+        return y.astype(np.float64), FAMILIES[self.family]
+
+    def predict(self, X: Data) -> np.ndarray:
+        """Return the expected target of every row."""
+        return np.exp(self._scores(X))
+
+    def score(self, X: Data, y: Data, sample_weight: Data = None) -> float:
+        """Return the share of the deviance that the model explains, D^2."""
+        power = 1 if self.family == "poisson" else 2
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=power))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags

@@ -5,19 +5,25 @@ nobody sees another client's rows. They use double precision, because a variance
 of two such means.
 """
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from simfbo.core.data import federate
+from simfbo.core.data import federate, roomy
 from simfbo.core.federation import Client
 from simfbo.core.ledger import Ledger
 from simfbo.core.partition import Rows, by_user
-from simfbo.core.problem import PyTree, evaluate
+from simfbo.core.problem import PyTree, average
 from simfbo.engines.simulated import SimulatedFederation
-from simfbo.estimators._validation import Members
+from simfbo.errors import UserError
+from simfbo.estimators._validation import Data, Members
+from simfbo.tasks.linear import Target
 from simfbo.tasks.samples import Training
+
+Pair = tuple[float, float]
 
 
 class Units(NamedTuple):
@@ -46,14 +52,18 @@ class Table(NamedTuple):
     Attributes:
         inputs: [N, d] in the user's units.
         target: [N], indices into `classes_`, or numbers in the user's units.
-        classes: the number of classes; 0 if the target is a number.
+        classes: the number of classes, or a `simfbo.tasks.linear.Target`.
         clients: which client holds which row.
+        given: further arguments of `fit` with a value per row, by name; None where they are absent.
+        ledger: with the exchanges so far, if there were any.
     """
 
     inputs: np.ndarray
     target: np.ndarray
     classes: int
     clients: Members
+    given: Mapping[str, Data]
+    ledger: Ledger
 
     @property
     def parts(self) -> Rows:
@@ -68,54 +78,92 @@ class Scaled(NamedTuple):
         training: the standardised features, the target (standardised if it is a number) and the
             clients' rows.
         units: of the features.
-        target_units: mean and deviation of the target; 0 and 1 for classes.
+        target_units: mean and deviation of the target; 0 and 1 for classes, the logarithm of the
+            mean and 1 for counts and sizes.
         shares: the means of the extra columns.
-        ledger: with the exchange that measured the units.
+        ledger: the table's, with the exchange that measured the units.
     """
 
     training: Training
     units: Units
-    target_units: tuple[float, float]
+    target_units: Pair
     shares: np.ndarray
     ledger: Ledger
 
 
-def standardised(table: Table, *extra: np.ndarray) -> Scaled:
+def standardised(table: Table, *extra: np.ndarray, weight: np.ndarray | None = None) -> Scaled:
     """Standardise the rows, by one exchange over the clients.
 
     Args:
         table: the rows.
         extra: further columns to average in the same exchange.
+        weight: [N], how much each row counts; all the same by default.
     """
-    own = () if table.classes else (table.target[:, None],)
-    units, ledger = measure(np.hstack([table.inputs, *own, *extra]), table.parts)
+    own = () if table.classes > 0 else (table.target[:, None],)
+    columns = np.hstack([table.inputs, *own, *extra])
+    units, mean_weight = measure(columns, table.parts, table.ledger, weight)
     width = table.inputs.shape[1]
     of_features, target, scale = units.part(slice(width)), table.target, (0.0, 1.0)
     if own:
-        scale = float(units.mean[width]), float(units.deviation[width])
-        target = ((target - scale[0]) / scale[1]).astype(np.float32)
-    training = Training(of_features(table.inputs), target, table.classes, table.parts)
-    return Scaled(training, of_features, scale, units.mean[width + len(own) :], ledger)
+        target, scale = _in_units(target, units.part(slice(width, width + 1)), table.classes)
+    share = None if weight is None else (weight / mean_weight).astype(np.float32)
+    training = Training(of_features(table.inputs), target, table.classes, table.parts, share)
+    return Scaled(training, of_features, scale, units.mean[width + len(own) :], table.ledger)
 
 
-def measure(columns: np.ndarray, parts: Rows) -> tuple[Units, Ledger]:
-    """Measure the units of the clients' columns; the ledger records that one exchange."""
+def _in_units(target: np.ndarray, units: Units, kind: int) -> tuple[np.ndarray, Pair]:
+    """Return the target in units of its own, and what takes a model of it to the user's."""
+    mean, deviation = float(units.mean[0]), float(units.deviation[0])
+    if kind == Target.NUMBER:
+        return units(target), (mean, deviation)
+    if not mean:
+        raise UserError("y is zero in every row: there is nothing to predict.")
+    return (target / mean).astype(np.float32), (math.log(mean), 1.0)
+
+
+def measure(
+    columns: np.ndarray, parts: Rows, ledger: Ledger, weight: np.ndarray | None = None
+) -> tuple[Units, float]:
+    """Measure the units of the clients' columns, in one exchange that the ledger records.
+
+    Returns:
+        The units, and the mean of the rows' weights.
+    """
+    weighted = weight is not None
+    rows, step = ((columns, weight), weighted_moments) if weighted else (columns, moments)
     with jax.enable_x64(True):
-        federation = SimulatedFederation(federate(columns, parts, parts))
+        federation = SimulatedFederation(roomy(federate(rows, parts, parts)))
+        federation.ledger = ledger
         key = jax.random.key(0)  # nothing is drawn: all clients reply
-        found = federation.sum(moments, (), federation.cohort(key), key)
-        mean, square = (np.asarray(part, float) for part in found)
+        found = federation.sum(step, (), federation.cohort(key), key)
+        total = float(found[2]) if weighted else 1.0
+        mean, square = (np.asarray(part, float) / total for part in found[:2])
+    return units_of(mean, square, len(columns)), total
+
+
+def units_of(mean: np.ndarray, square: np.ndarray, count: float) -> Units:
+    """Return the units of columns, from the means of them and of their squares over all rows."""
     # A variance below the rounding error of the sums cannot be measured: use that error instead.
-    least = len(columns) * np.finfo(float).eps * square
+    least = count * np.finfo(float).eps * square
     deviation = np.sqrt(np.maximum(square - mean**2, least))
-    return Units(mean, np.where(deviation > 0, deviation, 1.0)), federation.ledger
+    return Units(mean, np.where(deviation > 0, deviation, 1.0))
 
 
 def moments(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
     """Return the means of a client's columns and of their squares."""
     batch = client.data.lower.full(client.data.client)
-    first = evaluate(lambda x, y, rows: rows.mean(0), None, None, batch)
-    return first, evaluate(lambda x, y, rows: (rows**2).mean(0), None, None, batch)
+    first = average(lambda rows: rows.mean(0), batch)
+    return first, average(lambda rows: (rows**2).mean(0), batch)
+
+
+def weighted_moments(payload: PyTree, client: Client) -> tuple[PyTree, PyTree, PyTree]:
+    """Return the means of a client's columns and of their squares, times the weights, and these."""
+    batch = client.data.lower.full(client.data.client)
+
+    def mean(power: int) -> PyTree:
+        return average(lambda rows: (rows[1][:, None] * rows[0] ** power).mean(0), batch)
+
+    return mean(1), mean(2), average(lambda rows: rows[1].mean(), batch)
 
 
 def one_hot(labels: np.ndarray, count: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Validation of arguments of `fit` that hold one value per row."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +46,35 @@ def members(name: str, values: Data, count: int) -> Members:
     return Members(known[order], np.argsort(order)[place].astype(np.int32))
 
 
+def warn_of_one_client(stacklevel: int = 3) -> None:
+    """Warn that no clients were given; the level is that of whoever called `fit`."""
+    warnings.warn(
+        "Without clients, all rows belong to one client: pass clients= to fit, an id for each row "
+        "or the name of a column of X.",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+
+
 def mask(name: str, values: Data, count: int) -> np.ndarray:
     """Return an argument that must hold True or False for every row."""
     found = per_row(name, values, count)
     if found.dtype != bool:
         raise UserError(f"{name} must hold True or False for every row, got {found.dtype}.")
+    return found
+
+
+def weights(values: Data, count: int) -> np.ndarray | None:
+    """Return the rows' weights; None where all rows count the same."""
+    if values is None:
+        return None
+    found = (
+        np.full(count, values, float)
+        if np.isscalar(values)
+        else per_row("sample_weight", values, count).astype(float)
+    )
+    if not np.isfinite(found).all() or found.min() < 0 or not found.any():
+        raise UserError("sample_weight must be zero or positive in every row, and not all zero.")
     return found
 
 

@@ -19,7 +19,15 @@ from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Reason
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import MissingExtra, UserError, missing, plain
-from simfbo.flower.deployment import Deployment, Settings, clients_of, load_shard, run_options
+from simfbo.flower.deployment import (
+    Deployment,
+    Settings,
+    client_steps_of,
+    clients_of,
+    load_shard,
+    run_options,
+    with_arrays,
+)
 from simfbo.flower.discovery import LOG
 from simfbo.flower.federation import DistributedFederation
 from simfbo.flower.memory import MEMORY, Both, DiskStore, Leaves, Store
@@ -204,7 +212,7 @@ class _NodeApp(ClientApp):
         self._source = plan
         self._named: set[str] = set()
         self._run: int | None = None
-        self._plan = lru_cache(maxsize=8)(lambda config: plan(json.loads(config)))
+        self._plan = lru_cache(maxsize=8)(lambda config: with_arrays(plan(json.loads(config))))
         self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation is many nodes
         self.query(HELLO)(self._hello)
 
@@ -215,7 +223,7 @@ class _NodeApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply to a message."""
         keep_compilations()
-        for step in self._plan(json.dumps(context.run_config)).algorithm.client_steps:
+        for step in client_steps_of(self._plan(json.dumps(context.run_config))):
             if step.__name__ not in self._named:
                 self._named.add(step.__name__)
                 self.train(step.__name__)(self._train)
@@ -232,7 +240,11 @@ class _NodeApp(ClientApp):
         """Load the data of a node with these settings."""
         plan, settings = self._plan(run_config), json.loads(node_config)
         data = load_shard(plan, clients_of(settings, plan.clients), settings)
-        return Node(plan.algorithm, {"x": plan.x0, "y": plan.y0}, data, plan.codecs), data
+        for client in data.not_finite:
+            LOG.warning("Client %s's samples hold NaN or infinite numbers, so its messages may not "
+                        "count: clean or drop those rows.", client)  # fmt: skip
+        known, steps = {"x": plan.x0, "y": plan.y0}, client_steps_of(plan)
+        return Node(plan.algorithm, known, data, plan.codecs, steps), data
 
     def _hello(self, message: Message, context: Context) -> Message:
         """Report which clients this node holds, and how many samples each has."""

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from simfbo.core._start import variable
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs import Codecs
 from simfbo.core.data import FederatedData, checked_weights, from_clients
-from simfbo.core.federation import Algorithm
+from simfbo.core.federation import Algorithm, ClientStep
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import LocalWork
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Sampler
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
+from simfbo.runs.client_metrics import Asked, evaluation_of
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import Evaluate, run
@@ -53,6 +55,8 @@ class Deployment(NamedTuple):
         aggregators: how replies are combined; weighted sums by default.
         codecs: how messages are coded, by direction and channel; not at all by default.
         evaluate: (state) -> metrics by name, on the server.
+        client_metrics: what nodes measure on their clients' upper samples whenever a state is
+            evaluated, by name, as in `run`; for a server without data.
         every: evaluate after this many iterations.
         seed: of every random draw, so that a simulation can reproduce the run.
         secret: draw cohorts, batches and noise from the system's own randomness, which nobody can
@@ -81,6 +85,7 @@ class Deployment(NamedTuple):
     aggregators: Point[Aggregator | None] | None = None
     codecs: Codecs | None = None
     evaluate: Evaluate | None = None
+    client_metrics: Asked | None = None
     every: int = 1
     seed: int = 0
     secret: bool = False
@@ -140,6 +145,11 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
 
 
+def with_arrays(plan: Deployment) -> Deployment:
+    """Return a deployment whose variables are arrays, as server and nodes must both have them."""
+    return plan._replace(x0=variable(plan.x0, "x0"), y0=variable(plan.y0, "y0"))
+
+
 def require_consistent(plan: Deployment) -> None:
     """Raise if a deployment asks for things that exclude each other."""
     if plan.codecs is not None and plan.partial_sums:
@@ -160,8 +170,17 @@ def run_options(plan: Deployment) -> Json:
         "rounds": plan.rounds,
         "seed": plan.seed,
         "evaluate": plan.evaluate,
+        "client_metrics": plan.client_metrics,
         "every": plan.every,
     }
+
+
+def client_steps_of(plan: Deployment) -> tuple[ClientStep, ...]:
+    """Return every client step that a node may be asked for."""
+    if plan.client_metrics is None:
+        return plan.algorithm.client_steps
+    evaluation = evaluation_of(plan.client_metrics, plan.algorithm)
+    return *plan.algorithm.client_steps, evaluation.client_step
 
 
 def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:

@@ -24,7 +24,7 @@ from simfbo.engines._coding import Sent, really_delivered
 from simfbo.engines._messages import combined
 from simfbo.engines.base import Call, Engine
 from simfbo.errors import UserError
-from simfbo.flower.deployment import Deployment, require_consistent
+from simfbo.flower.deployment import Deployment, require_consistent, with_arrays
 from simfbo.flower.discovery import Discovery
 from simfbo.flower.memory import Versions, lost
 from simfbo.flower.node import (
@@ -83,6 +83,7 @@ class DistributedFederation(Engine):
             poll: seconds between polls for replies, or a tenth of the time waited so far.
         """
         require_consistent(plan)
+        plan = with_arrays(plan)
         one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
         data = replace(one, p=p, n=plan.clients)

@@ -4,7 +4,7 @@ A node holds one or many clients. It receives a request for its part of a cohort
 the simulated engine, and responds with each client's message or with their weighted sum.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from simfbo.core import trees
 from simfbo.core.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core.data import FederatedData
+from simfbo.core.exchange import EVALUATION
 from simfbo.core.federation import Algorithm, ClientStep
 from simfbo.core.gate import Gate, Reply, occurrences
 from simfbo.core.keys import client_key, secret_key
@@ -184,10 +185,15 @@ class Node:
         known: Mapping[str, PyTree],
         data: FederatedData,
         codecs: Codecs | None = None,
+        client_steps: Sequence[ClientStep] = (),
     ):
-        """Take the algorithm with the client steps, what both sides know, the data, the codecs."""
+        """Take the algorithm, what both sides know, the data, the codecs, and the client steps.
+
+        These are the algorithm's own by default.
+        """
         self._algorithm = algorithm
-        self._client_steps = {step.__name__: step for step in algorithm.client_steps}
+        steps = client_steps or algorithm.client_steps
+        self._client_steps = {step.__name__: step for step in steps}
         self._known, self._data, self._codecs = known, data, codecs
 
     def respond(
@@ -231,7 +237,8 @@ class Node:
         absent = np.arange(len(pad)) >= size
         outcome = engine.compute(self._call(client_step, request, pad), each, absent)
         found = outcome.total
-        if store is not None and request.versions is not None:
+        evaluates = client_step.__name__ == EVALUATION
+        if store is not None and request.versions is not None and not evaluates:
             keep_all(store, request.versions, request.ids, request.exchange, outcome.memory)
         arrays = {"ids": request.ids}
         if each:

@@ -1,4 +1,4 @@
-"""What is checked and made before the first round of a run."""
+"""What is checked and made before a run begins, or goes on."""
 
 from typing import Any
 
@@ -8,7 +8,71 @@ import numpy as np
 
 from simfbo.core.federation import Algorithm
 from simfbo.core.problem import PyTree
-from simfbo.errors import UserError
+from simfbo.errors import UserError, brief
+from simfbo.runs.client_scores import Goals, columns_of
+from simfbo.runs.files import Json
+from simfbo.runs.history import versions
+from simfbo.runs.replies import taken_refusals, taken_suspicions
+from simfbo.runs.run_log import Progress
+
+
+def header_of(
+    name: str, rounds: int, every: int, seed: int, config: Json | None, about: Json | None
+) -> Json:
+    """Return the header of a history; the arguments are those of `run`."""
+    return {
+        "algorithm": name,
+        "rounds": rounds,
+        "every": every,
+        "seed": seed,
+        "config": dict(config or {}),
+        "about": dict(about or {}),
+        "versions": versions(),
+    }
+
+
+def with_clients(header: Json, goals: Goals) -> Json:
+    """Return a header that says what clients measure, by name, and what of it should be large."""
+    about = with_columns(header["about"], goals)
+    return {**header, "about": about, "client_metrics": dict(goals)}
+
+
+def with_columns(about: Json, goals: Goals) -> Json:
+    """Return what is said of metrics, with those numbers of clients that should be large."""
+    if "maximise" not in about:
+        return about
+    large = [name for metric in goals if goals[metric] == "max" for name in columns_of(metric)]
+    return {**about, "maximise": [*about["maximise"], *large]}
+
+
+def require_runnable(algorithm: Any, federation: Any) -> None:
+    """Raise unless these are an algorithm and a federation."""
+    for what, found, part, example in (
+        ("algorithm", algorithm, "round", "simfbo.algorithms.simfbo(problem, steps)"),
+        ("federation", federation, "ledger", "simfbo.SimulatedFederation(data)"),
+    ):
+        if not hasattr(found, part):
+            kind = getattr(found, "__name__", type(found).__name__)
+            raise UserError(f"The {what} of a run must be such as {example}, got '{kind}'.")
+
+
+def whole_numbers(rounds: Any, every: Any, seed: Any) -> tuple[int, int | None, int]:
+    """Return `rounds`, `every`, which may be None, and `seed` as whole numbers."""
+    every = None if every is None else _whole(every, "every", 1)
+    return _whole(rounds, "rounds", 1), every, _whole(seed, "seed")
+
+
+def _whole(value: Any, name: str, least: int | None = None) -> int:
+    """Return a whole number of any type."""
+    try:
+        number = int(value)
+        fits = number == value and (least is None or number >= least)
+    except (TypeError, ValueError, OverflowError):
+        number, fits = 0, False
+    if not fits:
+        limit = "" if least is None else f" of at least {least}"
+        raise UserError(f"{name} must be a whole number{limit}, got {brief(value)}.")
+    return number
 
 
 def require_arrays(name: str, state: PyTree) -> None:
@@ -34,3 +98,12 @@ def first_memory(algorithm: Algorithm, federation: Any, x0: PyTree, y0: PyTree) 
             "an engine of simfbo."
         )
     return None
+
+
+def restored(federation: Any, at: Progress) -> Any:
+    """Let a federation forget other runs, or an iteration that was interrupted; return it."""
+    vars(federation.ledger).update(vars(at.ledger.copied()))
+    taken_refusals(federation, 0)
+    taken_suspicions(federation, 0)
+    federation.observed, federation.client_memory = at.observed, at.client_memory
+    return federation

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simfbo.core.exchange import Exchange
+from simfbo.core.exchange import Exchange, Reason
 from simfbo.errors import TooFewReplies
 from simfbo.runs.files import Json
 
 _SMALLER = "Smaller step sizes often help"
+_INPUTS = "Look for NaN in the clients' data, x0 and y0"
 
 
 def exploded(
@@ -48,7 +49,8 @@ def not_finite(record: Json) -> Json | None:
     """Return the end of the run if a metric is not finite; None otherwise."""
     for name, value in record.items():
         if not math.isfinite(value):
-            reason = f"{name} is not finite after round {record['round']}. {_SMALLER}"
+            advice = _SMALLER if record["round"] else _INPUTS
+            reason = f"{name} is not finite after round {record['round']}. {advice}"
             known = {"round": record["round"], "variable": name}
             return {"status": "diverged", **known, "reason": reason}
     return None
@@ -64,5 +66,7 @@ def starved(error: TooFewReplies, t: int) -> Json:
     left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
     client = int(exchange.request.ids[np.argmax(left_out)])
     advice = _SMALLER if diverged else "Sample more clients, or lower min_replies"
+    if diverged and t == 1 and all(one.reason == Reason.NOT_FINITE for one in exchange.refusals):
+        advice = _INPUTS
     status = "diverged" if diverged else "starved"
     return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

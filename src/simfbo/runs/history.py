@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from simfbo.runs.client_scores import ClientScores
+
 FILE = "history.jsonl"
 # What records hold besides metrics.
 CHANNEL_BYTES = ("bytes_x", "bytes_y", "bytes_v", "bytes_other", "bytes_coded")
 BOOKKEEPING = ("round", "communication_rounds", "floats_down", "floats_up", "bytes_down",
-               "bytes_up", "bytes_uncertainty", *CHANNEL_BYTES, "refused", "seconds", "cpu_seconds",
-               "projected")  # fmt: skip
+               "bytes_up", "bytes_uncertainty", *CHANNEL_BYTES, "bytes_evaluation", "refused",
+               "seconds", "cpu_seconds", "projected")  # fmt: skip
 
 
 @dataclass
@@ -52,6 +54,8 @@ class History:
             `exchange`, `client_step`, `about` (what is said of them: "few" carry most of the sum,
             "opposed" to others, the "same" messages), `clients`, `share` (of the sum of norms) and
             `text`.
+        clients: one dictionary per evaluation on clients: `round`, the clients' `weights` and their
+            `values` by metric; None or NaN for a client that did not reply.
     """
 
     header: Json
@@ -61,11 +65,23 @@ class History:
     refusals: list[Json] = field(default_factory=list)
     verdict: Json | None = None
     warnings: list[Json] = field(default_factory=list)
+    clients: list[Json] = field(default_factory=list)
 
     @property
     def lines(self) -> dict[str, list[Json]]:
         """Return the lists that grow during a run, by the kind of their lines."""
-        return {"record": self.records, "refusal": self.refusals, "warning": self.warnings}
+        return {"record": self.records, "refusal": self.refusals, "warning": self.warnings,
+                "clients": self.clients}  # fmt: skip
+
+    @property
+    def client_scores(self) -> "ClientScores | None":
+        """Return every client's metrics at the last evaluation; None without `client_metrics`."""
+        from simfbo.runs.client_scores import ClientScores  # which brings NumPy
+
+        if not self.clients:
+            return None
+        last = self.clients[-1]
+        return ClientScores.of(last["weights"], last["values"], self.header["client_metrics"])
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
@@ -107,7 +123,7 @@ class History:
                 history.end = line
             elif kind == "verdict":
                 history.verdict = line
-            elif kind in ("refusal", "warning"):
+            elif kind in ("refusal", "warning", "clients"):
                 history.lines[kind].append(line)
             else:
                 read = {key: math.nan if line[key] is None else line[key] for key in line}

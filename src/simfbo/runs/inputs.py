@@ -34,8 +34,8 @@ def require_same(wanted: Json, found: Json, directory: Path | None) -> None:
         found: the header that was stored.
         directory: where it was stored.
     """
-    for key in ("algorithm", "rounds", "every", "seed", "config"):
-        if wanted[key] != found.get(key):
+    for key in ("algorithm", "rounds", "every", "seed", "config", "client_metrics"):
+        if wanted.get(key) != found.get(key):
             raise UserError(
                 f"The run was started with different settings ({key}): resume it with the same "
                 "ones, or choose another folder."

@@ -132,11 +132,12 @@ def _new_lines(file: Path, seen: Json, most: int) -> Json:
         whole = data  # a line that long is none of ours: it is read in pieces, all damaged
     lines = read_lines(whole, before)
     sound = [line for line in map(_sound, lines.whole) if line]
+    shown = [line for line in sound if line["kind"] != "clients"]  # which the page does not show
     return {
         "at": start + len(whole),
         "mark": _mark((before + whole)[-_MARKED:]),
         "reset": start == 0 and seen.get("at") != 0,
-        "lines": sound,
+        "lines": shown,
         "damaged": lines.damaged + len(lines.whole) - len(sound),
         "more": len(data) == most and start + len(whole) < size,
         "read": len(data),

@@ -46,11 +46,11 @@ def repair(data: bytes, manifest: Json) -> Repaired:
 def _belongs(line: Json, manifest: Json) -> bool:
     """Return whether a line was written before a checkpoint.
 
-    A record of another round than those that are due is the last one of an interrupted run, which
-    is dropped when the run goes on.
+    An evaluation of another round than those that are due is the last one of an interrupted run,
+    which is dropped when the run goes on.
     """
     t = line.get("round")
-    due = line["kind"] != "record" or _is_due(t, manifest["header"])
+    due = line["kind"] not in ("record", "clients") or _is_due(t, manifest["header"])
     return type(t) is int and t <= manifest["round"] and due
 
 

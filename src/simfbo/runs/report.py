@@ -16,6 +16,7 @@ from simfbo.core.exchange import Reason
 from simfbo.errors import UserError
 from simfbo.runs import style
 from simfbo.runs._svg import as_svg, only_light
+from simfbo.runs.client_scores import ClientScores, is_column
 from simfbo.runs.files import Json, make_folder, write_atomic
 from simfbo.runs.history import BOOKKEEPING, FILE, History
 from simfbo.runs.lines import plain
@@ -143,11 +144,13 @@ def summary(history: History) -> str:
         return "The run ended before its first evaluation."
     header, last = history.header, history.records[-1]
     end = (history.end or {}).get("status", "stopped without an end record")
-    found = ", ".join(f"{name.replace('_', ' ')} {last[name]:.4g}" for name in metrics(history))
+    own = [name for name in metrics(history) if not is_column(name)]
+    found = ", ".join(f"{name.replace('_', ' ')} {last[name]:.4g}" for name in own)
     lines = [
         f"{header['algorithm']} on {describe(header['config'])}: {end} after {last['round']:,} of "
         f"{header['rounds']:,} iterations.",
         f"Result: {found or 'no metrics, as the run had no `evaluate`'}.",
+        *_clients(history.client_scores),
         f"Cost: {last['communication_rounds']:,} communication rounds, "
         f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back"
         f"{_estimated(last)}, {last['seconds']:.1f} s of computing.",
@@ -160,6 +163,16 @@ def summary(history: History) -> str:
     if history.verdict is not None:
         lines.append(f"{sentence(history.verdict['text'])}.")
     return "\n".join(lines)
+
+
+def _clients(scores: ClientScores | None) -> list[str]:
+    """Return the clients' metrics in sentences, and who did not reply."""
+    if scores is None:
+        return []
+    lines = [f"Clients' {scores.summary(name)}." for name in scores.values]
+    missing = scores.missing
+    shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return [*lines, *([f"Without a reply of: {shown}."] if missing else [])]
 
 
 def _estimated(record: Json) -> str:

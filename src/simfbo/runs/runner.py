@@ -11,19 +11,31 @@ import jax
 import numpy as np
 
 from simfbo.core import trees
+from simfbo.core._start import variable
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
-from simfbo.errors import ClientWarning, TooFewReplies, UserError
-from simfbo.runs.beginnings import first_memory, require_arrays
+from simfbo.errors import ClientWarning, TooFewReplies
+from simfbo.runs.beginnings import (
+    first_memory,
+    header_of,
+    require_arrays,
+    require_runnable,
+    restored,
+    whole_numbers,
+    with_clients,
+)
+from simfbo.runs.client_metrics import Asked, Evaluation, evaluation_of
+from simfbo.runs.client_scores import is_column, line_of
 from simfbo.runs.endings import exploded, not_finite, starved
 from simfbo.runs.files import Json
-from simfbo.runs.history import History, versions
+from simfbo.runs.history import History
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
 from simfbo.runs.pace import Pace
 from simfbo.runs.progress import shown
 from simfbo.runs.records import record_of
+from simfbo.runs.replies import taken_refusals, taken_suspicions
 from simfbo.runs.run_log import Progress, RunLog
 from simfbo.runs.trackers.tracking import Track, Tracking
 from simfbo.runs.verdict import Residuals, verdict
@@ -43,6 +55,7 @@ def run(
     rounds: int,
     seed: int = 0,
     evaluate: Evaluate | None = None,
+    client_metrics: Asked | None = None,
     every: int | None = None,
     directory: str | Path | None = None,
     config: Json | None = None,
@@ -78,8 +91,13 @@ def run(
         rounds: iterations (calls of `algorithm.round`).
         seed: determines every random draw.
         evaluate: (state) -> metrics by name.
+        client_metrics: what clients measure on their upper samples whenever a state is evaluated,
+            by name: (x, y, batch) -> a number, or a `ClientMetric`, which also says whether it
+            should be large. `{"upper_loss": problem.upper}`, or a task's `client_metrics`. All
+            clients are asked, in one exchange that the ledger counts apart from training; records
+            get the mean, the worst and quantiles, and `history.client_scores` every client.
         every: iterations between evaluations; the start and the last iteration are always
-            evaluated. By default every iteration is, or none but these if there is no `evaluate`.
+            evaluated. By default every iteration is, or none but these if nothing is evaluated.
         directory: where to write `history.jsonl` and checkpoints; nothing is written by default.
         config: stored in the history's header; a run is resumed with the same one only, and with
             the same data and numbers in algorithm and federation.
@@ -119,20 +137,15 @@ def run(
         >>> history.records[-1]["x_error"] < 0.1
         True
     """
-    if every is None:
-        every = 1 if evaluate is not None else max(1, rounds)
-    if rounds < 1 or every < 1:
-        raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}.")
+    require_runnable(algorithm, federation)
+    rounds, every, seed = whole_numbers(rounds, every, seed)
+    every = every or (rounds if evaluate is None and client_metrics is None else 1)
+    x0, y0 = variable(x0, "x0"), variable(y0, "y0")
     first_state = algorithm.init(x0, y0)
-    header: Json = {
-        "algorithm": algorithm.name,
-        "rounds": rounds,
-        "every": every,
-        "seed": seed,
-        "config": dict(config or {}),
-        "about": dict(about or {}),
-        "versions": versions(),
-    }
+    clients = None if client_metrics is None else evaluation_of(client_metrics, algorithm)
+    header = header_of(algorithm.name, rounds, every, seed, config, about)
+    if clients is not None:
+        header = with_clients(header, clients.goals)
     folder = None if directory is None else Path(directory)
     if folder is not None:
         require_arrays(algorithm.name, first_state)
@@ -149,11 +162,11 @@ def run(
     with contextlib.ExitStack() as stack:
         if own:
             stack.enter_context(tracking)
-        display = stack.enter_context(shown(progress, algorithm.name, rounds, about))
+        display = stack.enter_context(shown(progress, algorithm.name, rounds, header["about"]))
         callbacks = _Callbacks(tuple(filter(None, (on_round, on_progress, display))), until)
         pace = Pace(algorithm, federation, seed, rounds, every, one_by_one=on_round is not None)
-        job = _Job(algorithm, federation, evaluate, callbacks, rounds, every, log, residuals,
-                   explosion)  # fmt: skip
+        job = _Job(algorithm, federation, evaluate, clients, callbacks, rounds, every, log,
+                   residuals, explosion)  # fmt: skip
         interrupts = stack.enter_context(held_back())
         stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)
@@ -180,6 +193,7 @@ class _Job(NamedTuple):
     algorithm: Algorithm
     federation: Federation
     evaluate: Evaluate | None
+    clients: Evaluation | None
     callbacks: _Callbacks
     rounds: int
     every: int
@@ -197,13 +211,8 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
 
     Only iterations and evaluations are interrupted, never a save.
     """
-    log = job.log
-    vars(job.federation.ledger).update(vars(at.ledger.copied()))
-    _take_refusals(job, 0)  # those of an earlier run on the same federation
-    _take_suspicions(job, 0)
-    engine: Any = job.federation  # which observes, unless it is somebody's own
-    engine.observed, engine.client_memory = at.observed, at.client_memory
-    over = False
+    log, over = job.log, False
+    engine = restored(job.federation, at)
     try:
         while at.round < job.rounds and not over:
             with interrupts.allowed():
@@ -223,17 +232,17 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
         # A second Ctrl-C skips this last evaluation.
         last: list[Json] = []
         with contextlib.suppress(KeyboardInterrupt), interrupts.allowed():
-            last = _last_record(job, at)
+            last = _last_record(job, at, pace)
         log.add("record", *last, track=False)
     except TooFewReplies as error:
         end = starved(error, at.round + 1)
         if end["status"] == "starved":
             log.save(at)
-        log.add("refusal", *_take_refusals(job, at.round + 1))
-        log.add("record", *_last_record(job, at), track=False)
+        log.add("refusal", *taken_refusals(job.federation, at.round + 1))
+        log.add("record", *_last_record(job, at, None), track=False)
     except _Diverged as error:
         at, end = error.args
-        log.add("record", *_last_record(job, at))
+        log.add("record", *_last_record(job, at, pace))
     log.history.state, engine.client_memory = at.state, at.client_memory
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 
@@ -289,11 +298,13 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
     end = exploded(list(_variables(step.state)), norms, sizes, job.explosion, t, latest)
     if end is not None:
         raise _Diverged(after, end)
-    record = _record(job, after) if t % job.every == 0 or t == job.rounds else None
-    if record is not None:
-        after = after._replace(written=job.log.add("record", record))
-        if end := not_finite(record):
-            raise _Diverged(after, end)
+    if t % job.every and t != job.rounds:
+        return after, None
+    after, record = _evaluated(job, after, pace)
+    after = after._replace(written=job.log.add("record", record))
+    # A client that did not reply is no sign of divergence.
+    if end := not_finite({name: record[name] for name in record if not is_column(name)}):
+        raise _Diverged(after, end)
     return after, record
 
 
@@ -343,46 +354,44 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
 
 def _write(job: _Job, t: int) -> int:
     """Write down who was excluded from iteration t, and who stood out; return how many were."""
-    refusals = _take_refusals(job, t)
+    refusals = taken_refusals(job.federation, t)
     job.log.add("refusal", *refusals)
     _warn(job, t)
     return len(refusals)
 
 
-def _take_refusals(job: _Job, t: int) -> list[Json]:
-    """Remove the refusals of iteration t from the federation; return them as history lines."""
-    waiting = getattr(job.federation, "refusals", [])
-    lines = [{"round": t, **one._asdict(), "reason": one.reason.value} for one in waiting]
-    waiting.clear()
-    return lines
-
-
-def _take_suspicions(job: _Job, t: int) -> list[Json]:
-    """Remove the suspicions of iteration t from the federation; return them as history lines."""
-    waiting = getattr(job.federation, "suspicions", [])
-    lines = [{"round": t, **one._asdict(), "about": one.kind} for one in waiting]
-    waiting.clear()
-    return [{key: line[key] for key in line if key != "kind"} for line in lines]
-
-
 def _warn(job: _Job, t: int) -> None:
     """Write down and warn of the clients that stand out."""
-    lines = _take_suspicions(job, t)
+    lines = taken_suspicions(job.federation, t)
     for line in lines:
         warnings.warn(f"Round {t}: {line['text']}.", ClientWarning, stacklevel=7)  # who called run
     job.log.add("warning", *lines)
 
 
-def _last_record(job: _Job, at: Progress) -> list[Json]:
+def _last_record(job: _Job, at: Progress, pace: Pace | None) -> list[Json]:
     """Evaluate the last completed iteration, unless that was done; return its record."""
     records = job.log.history.records
     done = at.round < 0 or (records and records[-1]["round"] >= at.round)
-    return [] if done else [_record(job, at)]
+    return [] if done else [_evaluated(job, at, pace)[1]]
 
 
-def _record(job: _Job, at: Progress) -> Json:
-    """Evaluate a state; return its line of the history."""
-    return record_of(at, job.evaluate(at.state) if job.evaluate else {})
+def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Json]:
+    """Evaluate a state, on the server and on the clients; return the progress and the record.
+
+    Without a pace no client is asked.
+    """
+    metrics = job.evaluate(at.state) if job.evaluate else {}
+    if job.clients is None:
+        return at, record_of(at, metrics)
+    engine = restored(job.federation, at)
+    if pace is None:
+        scores = job.clients.unknown(engine)
+    else:
+        scores = job.clients.ask(engine, at.state, pace.key(at.round))
+    refused, observed = at.refused + _write(job, at.round), getattr(engine, "observed", {})
+    at = at._replace(ledger=engine.ledger.copied(), refused=refused, observed=observed)
+    job.log.add("clients", line_of(at.round, scores))
+    return at, record_of(at, metrics, scores.columns)
 
 
 def _clocks() -> tuple[float, float]:

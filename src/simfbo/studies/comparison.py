@@ -35,8 +35,7 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
     if methods is None:
         # package.module:name names a folder too, so without the colon.
         methods = {
-            name.replace(":", "-"): {"algorithm": {"name": name}}
-            for name in names or [method.name for method in METHODS.usable() if not method.private]
+            name.replace(":", "-"): {"algorithm": {"name": name}} for name in _registered(names)
         }
         names = list(methods)
     if not isinstance(methods, dict) or not methods:
@@ -49,6 +48,13 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
         name: _method(name, shared, methods[name], overrides)
         for name in folder_names(names or methods)
     }
+
+
+def _registered(names: Sequence[str] | None) -> list[str]:
+    """Return names as methods are registered with; all that need no private lower level."""
+    if names:
+        return [METHODS.known(name) for name in names]
+    return [method.name for method in METHODS.usable() if not method.private]
 
 
 def checked_seeds(found: Any) -> list[int]:

@@ -84,6 +84,11 @@ def held_out(models: Linear, batch: linear.Batch, classes: int) -> jax.Array:
     return jnp.take_along_axis(each, fold[None], axis=0)[0]
 
 
+def outputs(x: jax.Array, y: Monitored, batch: linear.Batch) -> jax.Array:
+    """Return each row's outputs, by a model that was not trained on it."""
+    return linear.held_out(y.models, batch[0], batch[3])
+
+
 def assemble(
     training: Training,
     groups: np.ndarray,
@@ -117,6 +122,7 @@ def assemble(
         linear.on_both_levels(rows, training.parts, batch_size),
         _powers(shares, 0.0)[0],
         Monitored(models, jnp.zeros(len(shares), jnp.float32)),
+        outputs,
     )
 
 
@@ -168,14 +174,15 @@ def fair(
     evaluate = _evaluator(samples, setting.data.lower.samples, groups[1], count)
     choices = {"no weights": (0.0,), "inverse frequency": (1.0,),
                "inverse frequency, 9 powers tried": tuple(_GRID)}  # fmt: skip
-    losses, data, _, y0 = setting
+    losses, data, _, y0 = setting[:4]
     baselines = tuple(
         Baseline(name, losses, data, y0, _powers(shares, *powers), evaluate)
         for name, powers in choices.items()
     )
     return Task(
-        "fair", *setting, evaluate, "worst_group_loss", tuned_by="upper_loss",
+        "fair", *setting[:4], evaluate, "worst_group_loss", tuned_by="upper_loss",
         maximise=frozenset({"worst_group_accuracy", "test_accuracy"}), baselines=baselines,
+        own_metrics=linear.own_metrics(setting, samples.classes, losses.upper),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from simfbo.core.partition import Rows, halve
 from simfbo.core.problem import BilevelProblem, Loss, Point, PyTree
 from simfbo.datasets import ImageData
 from simfbo.errors import UserError
+from simfbo.runs.client_metrics import ClientMetric
 from simfbo.tasks.models import Linear, Model, mlp, moments, standardise
 from simfbo.tasks.personal_heads import Features, halves, personal_accuracies
 from simfbo.tasks.task import Baseline, Metrics, Task
@@ -107,7 +108,7 @@ def hyper_representation(
         baselines = _baselines(problem, data, whole, x0, y0, evaluate)
     return Task(
         "hyper-representation", problem, data, x0, y0, evaluate, metric, "max", "train_accuracy",
-        _ACCURACIES, baselines,
+        _ACCURACIES, baselines, own_metrics(model, *scale),
     )  # fmt: skip
 
 
@@ -123,6 +124,12 @@ def losses(model: Model, mean: float, deviation: float, weight: float) -> Bileve
     """
     loss = cross_entropy(scores(model, mean, deviation))
     return BilevelProblem(loss, regularised(loss, weight))
+
+
+@lru_cache(maxsize=32)
+def own_metrics(model: Model, mean: float, deviation: float) -> dict[str, ClientMetric]:
+    """Return what clients measure on their own images besides the upper loss."""
+    return {"accuracy": ClientMetric(accuracy(scores(model, mean, deviation)), "max")}
 
 
 def scaled_features(model: Model, mean: float, deviation: float) -> Features:
@@ -194,6 +201,17 @@ def cross_entropy(logits: Logits) -> Loss:
         return optax.softmax_cross_entropy_with_integer_labels(logits(x, y, images), labels).mean()
 
     return loss
+
+
+def accuracy(logits: Logits) -> Loss:
+    """Return the share of a batch (images, labels) that is classified correctly."""
+
+    def right(x: PyTree, y: Linear, batch: PyTree) -> jax.Array:
+        images, labels = batch
+        found = logits(x, y, images)
+        return (found.argmax(-1).astype(labels.dtype) == labels).mean(dtype=found.dtype)
+
+    return right
 
 
 def regularised(loss: Loss, weight: float) -> Loss:

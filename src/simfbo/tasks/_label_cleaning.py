@@ -121,7 +121,7 @@ def assemble(
         by_row: whether all rows of a level count equally, so that clients may lack rows at a level;
             otherwise clients have the same weights at both levels.
     """
-    features, target, classes, parts = training
+    features, target, classes, parts, _ = training
     owner, build = owners(parts, len(target)), weighted_by_row if by_row else problem
     factors = tuple(_factor(owner, part) for part in split) if by_row else ()
     data = federate(
@@ -131,7 +131,18 @@ def assemble(
         p=[len(rows) for rows in parts] if by_row else None,
     )
     start = first(trust, len(parts), features.shape[1], classes, seed)
-    return Setting(build(trust, classes, penalty), data, *start)
+    judged = outputs_if_clean if by_row else outputs
+    return Setting(build(trust, classes, penalty), data, *start, judged)
+
+
+def outputs(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
+    """Return each row's scores; upper rows are not trained on."""
+    return model_of(y)(batch[0])
+
+
+def outputs_if_clean(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
+    """Return each row's scores; NaN for the row of a client that has no clean ones."""
+    return jnp.where(batch[4][:, None] > 0, outputs(x, y, batch), jnp.nan)
 
 
 def _factor(owner: np.ndarray, part: Rows) -> np.ndarray:
@@ -208,8 +219,9 @@ def label_cleaning(
     evaluate = _evaluator(setting, samples, labelled, noisy.wrong[known])
     baselines = _baselines(samples, noisy, (lower, upper), parts, penalty, batch_size, evaluate)
     return Task(
-        "label-cleaning", *setting, evaluate, "test_accuracy", "max", "upper_loss",
+        "label-cleaning", *setting[:4], evaluate, "test_accuracy", "max", "upper_loss",
         frozenset({"trust_auc"}), baselines,
+        linear.own_metrics(setting, samples.classes, setting.problem.upper),
     )  # fmt: skip
 
 

@@ -88,7 +88,13 @@ def assemble(
         linear.on_both_levels(rows, training.parts, batch_size),
         Adjustment(zero, zero),
         linear.zeros(width, len(shares), folds),
+        outputs,
     )
+
+
+def outputs(x: Adjustment, y: Linear, batch: linear.Batch) -> jax.Array:
+    """Return each row's scores, by a model that was not trained on it."""
+    return linear.held_out(y, batch[0], batch[2])
 
 
 def long_tail(
@@ -124,8 +130,9 @@ def long_tail(
     evaluate = _evaluator(without_prior, setting.data, samples)
     weighted = _weighted(tuple(shares.tolist()), folds, penalty)
     return Task(
-        "long-tail", *setting, evaluate, "balanced_accuracy", "max", "upper_loss",
+        "long-tail", *setting[:4], evaluate, "balanced_accuracy", "max", "upper_loss",
         frozenset({"worst_class_accuracy"}), _baselines(setting, weighted, shares, evaluate),
+        linear.own_metrics(setting, samples.classes, without_prior.upper),
     )  # fmt: skip
 
 

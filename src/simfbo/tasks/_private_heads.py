@@ -16,7 +16,7 @@ from simfbo.core.data import federate
 from simfbo.core.partition import Rows, by_user, halve
 from simfbo.core.problem import PyTree
 from simfbo.datasets import ImageData
-from simfbo.tasks._hyper_representation import losses, scaled_features
+from simfbo.tasks._hyper_representation import losses, own_metrics, scaled_features
 from simfbo.tasks.models import Model, mlp, moments
 from simfbo.tasks.personal_heads import own_accuracies, padded
 from simfbo.tasks.task import Task
@@ -76,6 +76,7 @@ def private_heads(
         "personal_accuracy",
         "max",
         maximise=_ACCURACIES,
+        own_metrics=own_metrics(model, *scale),
     )
 
 

@@ -15,13 +15,14 @@ the cross-entropy. Bengio (2000) was the first to choose hyperparameters by such
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.data import FederatedData
+from simfbo.core.data import FederatedData, rounded_up
 from simfbo.core.partition import Rows
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.tasks import linear
@@ -30,29 +31,52 @@ from simfbo.tasks.samples import Samples, Training
 from simfbo.tasks.task import Baseline, Metrics, Setting, Task
 
 _SHUT = 12.0  # an x_j that removes its feature for all practical purposes
+_START = 0.01
 _GRID = np.linspace(-4.0, 10.0, 20)
 
 
 @lru_cache(maxsize=32)
-def problem(classes: int, folds: int, floor: float, price: float = 0.0) -> BilevelProblem:
+def problem(
+    classes: int,
+    folds: int,
+    floor: float,
+    price: float = 0.0,
+    pull: float = 0.0,
+    weighted: bool = False,
+) -> BilevelProblem:
     """Build the two losses, once for the same settings: they are compiled once as well.
 
     Args:
-        classes: the number of classes; 0 if the target is a number.
+        classes: the number of classes, or a `linear.Target`.
         folds: of the cross-validation.
         floor: lambda_min.
         price: what the upper loss pays for each feature that is not shut off.
+        pull: what it pays for half the squared distance of each log(lambda_j) from their mean.
+        weighted: whether batches hold the rows' weights, after the target.
     """
 
     def row_losses(x: jax.Array, model: Linear, rows: linear.Batch) -> jax.Array:
-        return linear.losses(scaled(x, model)(rows[0]), rows[1], classes)
+        found = linear.losses(scaled(x, model)(rows[0]), rows[1], classes)
+        return rows[2] * found if weighted else found
 
     fit = linear.cross_validated(row_losses, row_losses, folds, floor)
 
     def upper(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
-        return fit.upper(x, y, batch) + price * jax.nn.sigmoid(-x).sum()
+        return fit.upper(x, y, batch) + charge(x, price, pull)
 
     return BilevelProblem(upper, fit.lower)
+
+
+def charge(x: jax.Array, price: Any, pull: Any) -> jax.Array:
+    """Return what the upper loss pays for features, and for L2 weights that differ (`problem`)."""
+    apart = jax.nn.softplus(x)  # log(lambda_j / lambda_min)
+    spread = 0.5 * jnp.sum((apart - apart.mean()) ** 2)
+    return price * jax.nn.sigmoid(-x).sum() + pull * spread
+
+
+def first_x(width: int, floor: float) -> np.ndarray:
+    """Return the initial x: the same L2 weight for all features, 0.01 where the floor allows it."""
+    return np.full(width, math.log(max(1.0, _START / floor - 1)), np.float32)
 
 
 def assemble(
@@ -61,19 +85,34 @@ def assemble(
     folds: int,
     floor: float,
     sparsity: float,
+    spread: float = math.inf,
     batch_size: int | None,
     seed: int,
 ) -> Setting:
     """Assemble problem, data and initial point; the task and the estimators share this."""
-    count, width = training.features.shape
+    width, count = training.features.shape[1], rounded_up(len(training.target))
     fold = linear.assign_folds(training.strata, folds, seed)
-    rows = (training.features, training.target, fold)
+    weight = () if training.weight is None else (training.weight,)
+    rows = (training.features, training.target, *weight, fold)
     return Setting(
-        problem(training.classes, folds, floor, sparsity * math.log(count) / count),
+        problem(
+            training.classes,
+            folds,
+            floor,
+            sparsity * math.log(count) / count,
+            1 / (spread**2 * count),
+            weighted=bool(weight),
+        ),
         linear.on_both_levels(rows, training.parts, batch_size),
-        np.zeros(width, np.float32),
+        first_x(width, floor),
         linear.zeros(width, training.classes, folds),
+        outputs,
     )
+
+
+def outputs(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
+    """Return each row's outputs, by a model that was not trained on it."""
+    return linear.held_out(jax.vmap(partial(scaled, x))(y), batch[0], batch[-1])
 
 
 def scaled(x: jax.Array, model: Linear) -> Linear:
@@ -128,8 +167,9 @@ def regularisation(
         evaluate = _with_shut(evaluate, relevant)
     baselines = _baselines(setting, evaluate, relevant)
     return Task(
-        "regularisation", *setting, evaluate, "test_loss", tuned_by="upper_loss",
+        "regularisation", *setting[:4], evaluate, "test_loss", tuned_by="upper_loss",
         maximise=frozenset({"test_accuracy", "irrelevant_shut"}), baselines=baselines,
+        own_metrics=linear.own_metrics(setting, samples.classes, unpriced.upper),
     )  # fmt: skip
 
 
@@ -179,7 +219,7 @@ def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) ->
     def measure(x: PyTree, y: Linear) -> dict[str, jax.Array]:
         found = scaled(x, linear.averaged(y))(inputs)
         metrics = {"test_loss": linear.losses(found, target, classes).mean()}
-        if classes:
+        if classes > 0:
             right = found.argmax(-1).astype(target.dtype) == target
             metrics["test_accuracy"] = right.mean(dtype=found.dtype)
         return metrics

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from simfbo.algorithms import Plan, auto_steps, simfbo
 from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import LocalWork
 from simfbo.core.sampling import Sampler
 from simfbo.engines.simulated import SimulatedFederation
+from simfbo.errors import UserError, brief
+from simfbo.runs.beginnings import whole_numbers
 from simfbo.runs.history import History
 from simfbo.runs.runner import OnRound, run
 from simfbo.runs.trackers.tracking import Track, Tracking
@@ -22,6 +25,7 @@ def solve(
     method: Callable[..., Algorithm] = simfbo,
     sampler: Sampler | None = None,
     local_work: LocalWork | None = None,
+    client_metrics: bool = False,
     every: int | None = None,
     directory: str | Path | None = None,
     on_round: OnRound | None = None,
@@ -37,6 +41,8 @@ def solve(
         method: `simfbo`, `shrofbo` or `memfbo`.
         sampler: which clients take part in a round; all by default.
         local_work: how many local steps each client takes; one by default.
+        client_metrics: whether clients measure the upper loss, and what else the task names, on
+            their own data, as in `run`.
         every: iterations between evaluations; about 20 evaluations by default.
         directory: where to write history and checkpoints; nothing is written by default.
         on_round: callback after every round, as in `run`.
@@ -52,6 +58,8 @@ def solve(
         >>> history.records[-1]["x_error"] < 0.5 * history.records[0]["x_error"]
         True
     """
+    _require_kinds(task, method)
+    rounds, every, seed = whole_numbers(rounds, every, seed)
 
     def build(plan: Plan) -> Algorithm:
         return method(task.problem, plan.local, plan.server)
@@ -64,6 +72,7 @@ def solve(
         rounds=rounds,
         seed=seed,
         evaluate=task.evaluate,
+        client_metrics=task.client_metrics if client_metrics else None,
         every=every or max(1, rounds // 20),
         directory=directory,
         about=task.about,
@@ -71,3 +80,13 @@ def solve(
         track=track,
         progress=progress,
     )
+
+
+def _require_kinds(task: Any, method: Any) -> None:
+    """Raise unless these are a task and a method."""
+    if not isinstance(task, Task):
+        kind = type(task).__name__
+        raise UserError(f"solve takes a task, such as simfbo.tasks.quadratic(), got {kind}.")
+    if not callable(method):
+        advice = "give a function such as simfbo.algorithms.simfbo"
+        raise UserError(f"method cannot be {brief(method)}: {advice}.")

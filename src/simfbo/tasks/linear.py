@@ -10,38 +10,59 @@ So every row is used for training and for validation, however few rows a client 
 use the mean of the K models.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import xlogy
 
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, federate, pooled
 from simfbo.core.keys import Purpose, seed_rng
 from simfbo.core.partition import Rows
-from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.core.problem import BilevelProblem, Loss, PyTree
 from simfbo.errors import UserError
+from simfbo.runs.client_metrics import ClientMetric
 from simfbo.tasks.models import Linear
+from simfbo.tasks.task import Outputs, Setting
 
 Batch = tuple[jax.Array, ...]
 # (x, model, the batch without its folds) -> the loss of every row
 RowLosses = Callable[[PyTree, Linear, Batch], jax.Array]
 
 
+class Target(IntEnum):
+    """What is predicted where it is no class; a positive number is a number of classes."""
+
+    NUMBER = 0
+    COUNT = -1  # with Poisson's law
+    SIZE = -2  # positive, with a Gamma law
+
+
 def losses(outputs: jax.Array, target: jax.Array, classes: int) -> jax.Array:
-    """Return each row's cross-entropy, or half its squared error if the target is a number."""
-    if classes:
+    """Return each row's loss.
+
+    It is the cross-entropy for classes, half the squared error for numbers, and half the deviance
+    for counts and sizes, of which the outputs are logarithms.
+    """
+    if classes > 0:
         # Masked rather than indexed: the derivative of an index is a scatter, slow on a CPU.
         own = target[..., None] == jnp.arange(classes, dtype=target.dtype)
         return jax.nn.logsumexp(outputs, -1) - jnp.sum(jnp.where(own, outputs, 0.0), -1)
-    return 0.5 * (outputs[:, 0] - target) ** 2
+    found = outputs[:, 0]
+    if classes == Target.COUNT:
+        return jnp.exp(found) - target * (found + 1) + xlogy(target, target)
+    if classes == Target.SIZE:
+        return target * jnp.exp(-found) + found - 1 - jnp.log(target)
+    return 0.5 * (found - target) ** 2
 
 
 def zeros(features: int, classes: int, *leading: int) -> Linear:
     """Return a linear model, or a stack of them, with all weights zero."""
-    width = classes or 1
+    width = max(classes, 1)
     shapes = (*leading, features, width), (*leading, width)
     return Linear(*(trees.on_device(np.zeros(shape, np.float32)) for shape in shapes))
 
@@ -65,6 +86,29 @@ def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
         rows = rng.permutation(np.flatnonzero(strata == stratum))
         fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
     return fold
+
+
+def own_folds(strata: np.ndarray, folds: int, seed: int, client: int) -> np.ndarray:
+    """Assign a client's own rows to folds, balanced within each stratum and altogether.
+
+    It depends on nothing but these rows, so a client needs nobody else for it.
+
+    Args:
+        strata: a number for each of the client's rows, for example its class.
+        folds: K.
+        seed: of the random assignment.
+        client: the client's number.
+
+    Example:
+        >>> found = own_folds(np.array([0, 1, 0, 1]), 2, seed=0, client=3)
+        >>> sorted(found[[0, 2]].tolist())
+        [0, 1]
+    """
+    rng, fold = np.random.default_rng([int(Purpose.FOLDS), seed, client]), np.zeros_like(strata)
+    mixed = rng.permutation(len(strata))
+    rows = mixed[np.argsort(strata[mixed], kind="stable")]
+    fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
+    return fold.astype(np.int32)
 
 
 def cross_validated(
@@ -100,6 +144,46 @@ def cross_validated(
 def averaged(y: Linear) -> Linear:
     """Return the mean of the folds' models."""
     return jax.tree.map(lambda leaf: leaf.mean(0), y)
+
+
+def held_out(models: Linear, features: jax.Array, fold: jax.Array) -> jax.Array:
+    """Return the outputs for each row of the model of its fold, which was not trained on it."""
+    each = jax.vmap(lambda model: model(features))(models)
+    return jnp.take_along_axis(each, fold[None, :, None], axis=0)[0]
+
+
+@lru_cache(maxsize=32)
+def measures(outputs: Outputs, classes: int) -> Mapping[str, ClientMetric]:
+    """Return what clients measure of outputs: the loss and, of classes, the accuracy.
+
+    Args:
+        outputs: (x, y, batch) -> outputs for each row of a batch (features, target, ...).
+        classes: the number of classes; 0 if the target is a number.
+    """
+
+    def loss(x: PyTree, y: PyTree, batch: Batch) -> jax.Array:
+        return losses(outputs(x, y, batch), batch[1], classes).mean()
+
+    def accuracy(x: PyTree, y: PyTree, batch: Batch) -> jax.Array:
+        found = outputs(x, y, batch)
+        return (found.argmax(-1).astype(batch[1].dtype) == batch[1]).mean(dtype=found.dtype)
+
+    found = {"loss": ClientMetric(loss)}
+    return {**found, "accuracy": ClientMetric(accuracy, "max")} if classes > 0 else found
+
+
+def own_metrics(setting: Setting, classes: int, upper: Loss) -> dict[str, ClientMetric]:
+    """Return what the clients of a task measure: an upper loss and, of classes, the accuracy.
+
+    Args:
+        setting: with the outputs.
+        classes: the number of classes; 0 if the target is a number.
+        upper: the upper loss, without terms that are the same for all clients.
+    """
+    found = {"upper_loss": ClientMetric(upper)}
+    if setting.outputs is None or classes <= 0:
+        return found
+    return {**found, "accuracy": measures(setting.outputs, classes)["accuracy"]}
 
 
 def on_both_levels(

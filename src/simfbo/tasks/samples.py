@@ -16,19 +16,21 @@ class Training(NamedTuple):
     Attributes:
         features: [N, d].
         target: [N], class labels from 0, or numbers.
-        classes: the number of classes; 0 if the target is a number.
+        classes: the number of classes, or a `simfbo.tasks.linear.Target`.
         parts: each client's rows.
+        weight: [N], how much each row counts, one on average; None where all count the same.
     """
 
     features: np.ndarray
     target: np.ndarray
     classes: int
     parts: Rows
+    weight: np.ndarray | None = None
 
     @property
     def strata(self) -> np.ndarray:
         """Return the classes to balance folds by; a single one if the target is a number."""
-        return self.target if self.classes else np.zeros(len(self.target), np.int32)
+        return self.target if self.classes > 0 else np.zeros(len(self.target), np.int32)
 
 
 class Samples(NamedTuple):

@@ -1,13 +1,18 @@
 """What a task is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+
+import jax
 
 from simfbo.core.data import FederatedData
 from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.runs.client_metrics import ClientMetric
 
 Metrics = Callable[[PyTree], dict[str, float]]
 Goal = Literal["max", "min"]
+Outputs = Callable[[PyTree, PyTree, PyTree], jax.Array]
 
 
 class Setting(NamedTuple):
@@ -18,12 +23,15 @@ class Setting(NamedTuple):
         data: the clients' data and weights.
         x0: initial upper variable.
         y0: initial lower variable.
+        outputs: (x, y, batch) -> the predictions for each row of an upper batch, by a model that
+            was not trained on it; None where there are none.
     """
 
     problem: BilevelProblem
     data: FederatedData
     x0: PyTree
     y0: PyTree
+    outputs: Outputs | None = None
 
 
 class Baseline(NamedTuple):
@@ -61,6 +69,8 @@ class Task(NamedTuple):
         tuned_by: the metric for tuning, if it is not `metric`; never computed on test data.
         maximise: names of other metrics that should be large; all others should be small.
         baselines: alternatives without a bilevel method, to print next to the result.
+        own_metrics: what clients can measure on their own upper samples besides the upper loss, or
+            in its place.
     """
 
     name: str
@@ -74,6 +84,12 @@ class Task(NamedTuple):
     tuned_by: str = ""
     maximise: frozenset[str] = frozenset()
     baselines: tuple[Baseline, ...] = ()
+    own_metrics: Mapping[str, ClientMetric] = MappingProxyType({})
+
+    @property
+    def client_metrics(self) -> dict[str, ClientMetric]:
+        """Return what clients can measure on their own upper samples, for `run`."""
+        return {"upper_loss": ClientMetric(self.problem.upper), **self.own_metrics}
 
     @property
     def about(self) -> dict[str, Any]:

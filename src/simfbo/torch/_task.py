@@ -10,8 +10,9 @@ from simfbo.core.data import federate
 from simfbo.core.partition import halve
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.errors import UserError
+from simfbo.runs.client_metrics import ClientMetric
 from simfbo.tasks import Task
-from simfbo.tasks._hyper_representation import cross_entropy, evaluator, regularised
+from simfbo.tasks._hyper_representation import accuracy, cross_entropy, evaluator, regularised
 from simfbo.torch._loss import TorchFunction
 from simfbo.torch._modules import Globs, SplitModule, split
 from simfbo.torch._samples import Labelled, samples_of
@@ -84,6 +85,7 @@ def hyper_representation(
         "max",
         "train_accuracy",
         frozenset({"train_accuracy"}),
+        own_metrics={"accuracy": ClientMetric(accuracy(logits), "max")},
     )
 
 

@@ -1,0 +1,91 @@
+"""How well a model does on each client's own rows, measured where they are.
+
+One exchange with all clients (`simfbo.runs.client_metrics`). After `fit`, every row is judged by a
+model that was not trained on it.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.data import federate
+from simfbo.core.federation import Federation
+from simfbo.core.problem import Point, PyTree
+from simfbo.engines.simulated import SimulatedFederation
+from simfbo.estimators._scaling import Table
+from simfbo.runs.client_metrics import evaluation_of
+from simfbo.runs.client_scores import ClientScores
+from simfbo.tasks import linear
+from simfbo.tasks.linear import Target
+from simfbo.tasks.models import Linear
+from simfbo.tasks.task import Goal, Outputs, Setting
+
+
+def measured(outputs: Outputs, classes: int, federation: Federation, state: PyTree) -> ClientScores:
+    """Ask all clients for the loss and, of classes, the accuracy.
+
+    Args:
+        outputs: (x, y, batch) -> the predictions for each row of a batch (features, target, ...).
+        classes: the number of classes, or a `linear.Target`.
+        federation: whose clients are asked; its ledger counts it.
+        state: with x and y.
+    """
+    evaluation = evaluation_of(linear.measures(outputs, classes))
+    return evaluation.ask(federation, state, jax.random.key(0))  # nothing is drawn
+
+
+def after_fit(
+    setting: Setting, classes: int, federation: Federation, state: PyTree
+) -> ClientScores:
+    """Measure rows by models that were not trained on them; the arguments are as in `measured`."""
+    assert setting.outputs is not None, "all tasks of the estimators have outputs"
+    return measured(setting.outputs, classes, federation, state)
+
+
+def unit_of(classes: int, target_units: tuple[float, float]) -> float:
+    """Return what takes a loss in the target's own units to the user's."""
+    middle, spread = target_units
+    if classes == Target.COUNT:
+        return math.exp(middle)
+    return spread**2 if classes == Target.NUMBER else 1.0
+
+
+def in_units(scores: ClientScores, table: Table, unit: float) -> ClientScores:
+    """Return scores with the clients' ids and, except for classes, in the user's units.
+
+    Args:
+        scores: as measured: half squared errors of numbers, half deviances of counts and sizes.
+        table: the rows in the user's units.
+        unit: of the losses.
+    """
+    named = scores._replace(ids=table.clients.ids)
+    if table.classes > 0:
+        return named
+    name = "deviance" if table.classes else "mse"
+    goals: dict[str, Goal] = {name: "min"}
+    return named._replace(values={name: 2 * unit * named.values["loss"]}, goals=goals)
+
+
+def score(table: Table, coef: Any, intercept: Any) -> ClientScores:
+    """Return how well a fitted model does on the rows of each client.
+
+    Args:
+        table: the rows, in the user's units.
+        coef: of the model, as scikit-learn has it.
+        intercept: likewise.
+    """
+    weight, bias = np.atleast_2d(coef).T, np.atleast_1d(intercept)
+    if table.classes == 2:  # of which scikit-learn keeps the second alone
+        weight, bias = (np.concatenate([np.zeros_like(a), a], axis=-1) for a in (weight, bias))
+    with jax.enable_x64(True):
+        rows = federate((table.inputs, table.target), table.parts, table.parts)
+        state = Point(x=(), y=Linear(jnp.asarray(weight), jnp.asarray(bias)))
+        found = measured(_outputs, table.classes, SimulatedFederation(rows), state)
+    return in_units(found, table, 1.0)
+
+
+def _outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
+    return y(batch[0])

@@ -1,0 +1,304 @@
+"""An estimator where the data is: its `Deployment`, and the model in a finished run.
+
+The problem is that of `fit`. What differs is who knows what: every client assigns its own rows to
+folds, and the rows' units are measured by the run itself (`_standardised`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from numbers import Integral, Real
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state, check_scalar, check_X_y
+
+from simfbo.core.local_work import constant
+from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.core.sampling import without_replacement
+from simfbo.errors import UserError, brief
+from simfbo.estimators._base import FederatedLinear, check_positive
+from simfbo.estimators._scaling import Units
+from simfbo.estimators._standardised import Measured, standardised
+from simfbo.estimators._validation import Data
+from simfbo.flower.deployment import Deployment, Settings
+from simfbo.runs import checkpoint
+from simfbo.runs.history import History
+from simfbo.tasks import _regularisation as regularisation
+from simfbo.tasks import linear
+from simfbo.tasks.models import Linear
+from simfbo.tasks.task import Setting
+
+LoadRows = Callable[[int, Settings], tuple[Data, Data]]
+Samples = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, labels, folds
+Names = int | Sequence[str]
+
+
+class Deployable(FederatedLinear):
+    """What can be trained on Flower as well; see its subclasses."""
+
+    folds: int
+    floor: float
+    spread: float
+    sparsity: float
+    regularisation_: np.ndarray
+
+    def deployment(
+        self,
+        load_client: LoadRows,
+        *,
+        clients: int,
+        features: Names,
+        classes: int | Sequence[Any] | None = None,
+        **options: Any,
+    ) -> Deployment:
+        """Return a deployment that trains this model on Flower, or in `simfbo.flower.simulate`.
+
+        Nobody has to standardise: one exchange before the first round adds up the clients' columns
+        and squares. Each client assigns its own rows to folds. All `rounds` are run, whatever
+        `tol`, as nobody can evaluate the model on all rows. Rows are held in single precision: if
+        a column's mean is thousands of times its deviation, subtract a constant in `load_client`.
+
+        Args:
+            load_client: (client, the node's settings) -> (X, y), its rows; called only where the
+                data is.
+            clients: the total number of clients, numbered from 0.
+            features: the number of features, or their names in the order of X's columns.
+            classes: of a classifier: all labels, or C for the labels 0 to C - 1. The server and
+                every node must know them, also those that a client does not have.
+            options: further fields of `simfbo.flower.Deployment`, such as `timeout`.
+
+        Returns:
+            The deployment. Server and nodes build it by themselves, so `random_state` must be a
+            whole number; None stands for 0.
+        """
+        labels, width = self._labels(classes), _count("features", features)
+        self._check_settings(_count("clients", clients))
+        seed, columns = self._common_seed(), width + (not len(labels))
+        x0 = regularisation.first_x(width, self.floor)
+        y0 = linear.zeros(width, len(labels), self.folds)
+        problem = _problem(len(labels), self.folds, self.floor, self.spread, self.sparsity)
+        data: Any = None  # is elsewhere
+        method = self._method(Setting(problem, data, x0, y0))
+
+        def load(client: int, settings: Settings) -> tuple[Samples, Samples]:
+            rows = load_client(client, settings)
+            found = _samples(client, rows, width, labels, self.folds, seed)
+            return found, found
+
+        one = np.zeros((1, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+        return Deployment(
+            algorithm=standardised(method, columns),
+            x0=x0,
+            y0=y0,
+            clients=clients,
+            load_client=load,
+            example=(one, one),
+            rounds=self.rounds,
+            batch_size=self.batch_size,
+            sampler=None if self.cohort is None else without_replacement(self.cohort),
+            local_work=constant(self.local_steps),
+            seed=seed,
+            **options,
+        )
+
+    def load(
+        self,
+        run: str | Path | History,
+        *,
+        features: Sequence[str] | None = None,
+        classes: Sequence[Any] | None = None,
+    ) -> Self:
+        """Take the model of a finished run of `deployment`, as `fit` would have left it.
+
+        Sets all attributes of `fit` except `clients_` and `ledger_`.
+
+        Args:
+            run: the run's folder, or what `simfbo.flower.simulate` returned.
+            features: the features' names, if they were given to `deployment`.
+            classes: the labels that were given to `deployment`; 0 to C - 1 by default.
+        """
+        history, state = _finished(run)
+        width, outputs = np.shape(state.y.weight)[1:]
+        if len(state.units.mean) != width + (not self._classifies):
+            raise UserError(f"{_named(run)} is not of a {type(self).__name__}: load its own.")
+        if self._classifies:
+            labels = self._labels(outputs if classes is None else classes)
+            _require_as_many("classes", labels, outputs)
+            self.classes_ = labels
+        if features is not None:
+            _require_as_many("features", features, width)
+            self.feature_names_in_ = np.asarray(features, object)
+        self.n_features_in_, self.preprocessing_, self._named = width, None, []
+        self.history_, self.n_iter_ = history, history.records[-1]["round"]
+        self._keep_state(state, width)
+        return self
+
+    def _keep_state(self, state: Any, width: int) -> None:
+        """Store the model in the last state of a run."""
+        units = Units(*(np.asarray(part, float) for part in state.units[:2]))
+        target, classes = (0.0, 1.0), len(getattr(self, "classes_", ()))
+        if not classes:
+            target = float(units.mean[-1]), float(units.deviation[-1])
+        model = regularisation.scaled(jnp.asarray(state.x), linear.averaged(Linear(*state.y)))
+        self._keep_model(model, units.part(slice(width)), target, classes)
+        self.regularisation_ = regularisation.penalties(np.asarray(state.x, float), self.floor)
+
+    @property
+    def _classifies(self) -> bool:
+        return isinstance(self, ClassifierMixin)
+
+    def _labels(self, classes: int | Sequence[Any] | None) -> np.ndarray:
+        """Return the sorted labels; none for a regressor."""
+        if not self._classifies:
+            if classes is not None:
+                raise UserError(f"{type(self).__name__} has no classes: omit them.")
+            return np.zeros(0)
+        found = np.unique(np.arange(classes) if isinstance(classes, int) else np.asarray(classes))
+        if classes is None or len(found) < 2:
+            raise UserError("Give all labels as classes=[...], at least two, or their number.")
+        return found
+
+    def _check_settings(self, clients: int) -> None:
+        """Validate the parameters that a deployment uses."""
+        self._check_parameters()
+        check_positive(self, "floor", "spread")
+        check_scalar(self.sparsity, "sparsity", Real, min_val=0)
+        check_scalar(self.folds, "folds", Integral, min_val=2)
+        if self.cohort is not None and self.cohort > clients:
+            raise UserError(
+                f"A cohort of {self.cohort} cannot be sampled from {clients} clients: lower cohort "
+                "or omit it."
+            )
+
+    def _common_seed(self) -> int:
+        """Return the seed that server and nodes share; that of `fit` for the same number."""
+        state = 0 if self.random_state is None else self.random_state
+        if not isinstance(state, Integral):
+            raise UserError(
+                "random_state must be a whole number in a deployment: server and nodes draw alike."
+            )
+        return int(check_random_state(state).randint(2**31 - 1))
+
+
+@lru_cache(maxsize=32)
+def _problem(
+    classes: int, folds: int, floor: float, spread: float, sparsity: float
+) -> BilevelProblem:
+    """Build the losses on batches (columns, labels, folds, number of all rows)."""
+    fit = regularisation.problem(classes, folds, floor)
+
+    def rows(batch: linear.Batch) -> linear.Batch:
+        columns, labels, fold, _ = batch
+        return (columns, labels, fold) if classes else (columns[:, :-1], columns[:, -1], fold)
+
+    def upper(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
+        count = _rounded_up(batch[3][0])
+        price, pull = sparsity * jnp.log(count) / count, 1 / (spread**2 * count)
+        return fit.upper(x, y, rows(batch)) + regularisation.charge(x, price, pull)
+
+    def lower(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
+        return fit.lower(x, y, rows(batch))
+
+    return BilevelProblem(upper, lower)
+
+
+def _rounded_up(count: jax.Array) -> jax.Array:
+    """Return `core.data.rounded_up` of a number in a program."""
+    _, bits = jnp.frexp(count)
+    step = jnp.exp2(jnp.maximum(bits - 3, 0)).astype(count.dtype)
+    return jnp.ceil(count / step) * step
+
+
+def _samples(
+    client: int, rows: tuple[Data, Data], width: int, labels: np.ndarray, folds: int, seed: int
+) -> Samples:
+    """Return a client's rows as its client steps use them, after a check.
+
+    Args:
+        client: its number.
+        rows: (X, y).
+        width: the number of features.
+        labels: the classes; none if y is a number.
+        folds: of the cross-validation.
+        seed: of the folds.
+    """
+    wide: Any = np.float64
+    try:
+        columns, y = check_X_y(*rows, dtype=wide, y_numeric=not len(labels))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"Client {client}'s rows cannot be used: {error}") from None
+    if columns.shape[1] != width:
+        raise UserError(
+            f"Client {client} has {columns.shape[1]} features instead of {width}: load_client must "
+            "return the same columns everywhere."
+        )
+    if len(labels):
+        own = _indices(client, y, labels)
+    else:
+        columns, own = np.column_stack([columns, y]), np.zeros(len(y), np.int32)
+    return columns.astype(np.float32), own, linear.own_folds(own, folds, seed, client)
+
+
+def _indices(client: int, y: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the labels' positions among the classes."""
+    known = np.isin(y, labels)
+    if not known.all():
+        raise UserError(
+            f"Client {client} has the label {brief(y[~known][0])}, which is not among the classes "
+            f"{brief(labels.tolist())}: correct it, or add it to classes on the server and all "
+            "nodes."
+        )
+    return np.searchsorted(labels, y).astype(np.int32)
+
+
+def _finished(run: str | Path | History) -> tuple[History, Any]:
+    """Return the history of a finished run, and its last x, y and units."""
+    if isinstance(run, History):
+        history, state = run, run.state
+    else:
+        history, state = History.load(run), _stored(Path(run))
+    status = (history.end or {"status": "unfinished"})["status"]
+    if status != "finished":
+        raise UserError(f"{_named(run)} is {status}: resume it, and load it when it has finished.")
+    if not hasattr(state, "units"):
+        raise UserError(
+            f"{_named(run)} holds no model of an estimator's deployment: pass the folder of one, "
+            "or what simfbo.flower.simulate returned."
+        )
+    return history, state
+
+
+def _stored(folder: Path) -> Any:
+    """Return x, y and units in a run's newest checkpoint; None if they are not in it."""
+    found = checkpoint.newest(folder, lambda one: one.arrays) or {}
+    base = ".base.base" if ".base.base.x" in found else ".base"
+
+    def parts(start: str, kind: Any) -> PyTree:
+        return kind(*(found[f"{start}.{name}"] for name in kind._fields))
+
+    try:
+        units, y = parts(".units", Measured), parts(f"{base}.y", Linear)
+        return SimpleNamespace(x=found[f"{base}.x"], y=y, units=units)
+    except KeyError:
+        return None
+
+
+def _named(run: str | Path | History) -> str:
+    return "The run" if isinstance(run, History) else f"The run in {run}"
+
+
+def _count(name: str, value: int | Sequence[Any]) -> int:
+    """Return a number that is given, or that of the names."""
+    count = value if isinstance(value, int) else len(value)
+    return int(check_scalar(count, name, Integral, min_val=1))
+
+
+def _require_as_many(name: str, given: Sequence[Any] | np.ndarray, count: int) -> None:
+    """Raise unless what is given fits a run."""
+    if len(given) != count:
+        raise UserError(f"The run has {count} {name}, got {len(given)}: give those of the run.")

@@ -1,0 +1,176 @@
+"""Rows that are standardised where they are: an algorithm that measures their units first.
+
+The clients of a deployment hold rows in the users' units. Before the first round, one exchange adds
+up their counts, sums and squares. From then on every payload carries the units as a fourth part,
+and a client step sees standardised rows. The units are a part of the state, so a resumed run has
+them. They belong to no channel, so codecs leave them as they are.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simfbo.core.federation import (
+    Algorithm,
+    Client,
+    ClientStep,
+    Federation,
+    Hosted,
+    Tracing,
+    Verb,
+    View,
+)
+from simfbo.core.problem import Point, PyTree, average
+from simfbo.core.sampling import Cohort
+from simfbo.core.trees import on_device
+from simfbo.estimators._scaling import units_of
+
+Part = Callable[[PyTree, Federation, jax.Array], PyTree]
+
+
+class Measured(NamedTuple):
+    """What the clients' rows have in common.
+
+    Attributes:
+        mean: of every column.
+        deviation: of every column.
+        rows: how many there are; 0 before they are counted.
+    """
+
+    mean: Any
+    deviation: Any
+    rows: Any
+
+
+class Standardised(NamedTuple):
+    """The state of an algorithm on standardised rows."""
+
+    base: PyTree
+    units: Measured
+
+    @property
+    def x(self) -> PyTree:
+        """Return x."""
+        return self.base.x
+
+    @property
+    def y(self) -> PyTree:
+        """Return y."""
+        return self.base.y
+
+    @property
+    def v(self) -> PyTree:
+        """Return v."""
+        return self.base.v
+
+    @property
+    def projected(self) -> jax.Array:
+        """Return how often the projection of v acted, where the method has one."""
+        return self.base.projected
+
+
+def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
+    """Let an algorithm whose payloads are (x, y, v) see standardised rows.
+
+    Args:
+        algorithm: of a problem whose samples are as `scaled` returns them.
+        columns: of the samples that the clients hold: (columns, and any other arrays).
+    """
+    inner = algorithm.hosted or Hosted(lambda _: sys.maxsize, _same, algorithm.round, _same)
+
+    def init(x: PyTree, y: PyTree) -> Standardised:
+        zeros = (np.zeros(shape, np.float32) for shape in (columns, columns, ()))
+        return Standardised(algorithm.init(x, y), Measured(*on_device(tuple(zeros))))
+
+    def inside(part: Part) -> Part:
+        def run(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+            view = _view(federation, state.units)
+            return state._replace(base=part(state.base, view, key))
+
+        return run
+
+    def prepare(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+        return inside(inner.prepare)(_measured(state, federation, key), federation, key)
+
+    def round(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+        return inside(algorithm.round)(_measured(state, federation, key), federation, key)
+
+    hosted = Hosted(
+        lambda state: inner.ahead(state.base), prepare, inside(inner.round), inside(inner.finish)
+    )
+    steps = (moments, *map(_on_scaled, algorithm.client_steps))
+    tracing = Tracing(round, hosted=hosted)
+    return algorithm._replace(init=init, round=round, client_steps=steps, tracing=tracing)
+
+
+def scaled(samples: PyTree, units: Measured) -> PyTree:
+    """Return (columns, ...) with standardised columns, and the number of all rows as the last."""
+    columns, *rest = samples
+    count = jnp.broadcast_to(units.rows, len(columns))
+    return (columns - units.mean) / units.deviation, *rest, count
+
+
+def moments(payload: PyTree, client: Client) -> PyTree:
+    """Return a client's number of rows, and the sums of its columns and of their squares."""
+    data = client.data
+    batch, count = data.lower.full(data.client), data.lower.size(data.client).astype(float)
+
+    def total(power: int) -> jax.Array:
+        return count * average(lambda rows: (rows[0].astype(float) ** power).mean(0), batch)
+
+    return count, total(1), total(2)
+
+
+def _measured(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+    """Measure the units, unless they are known."""
+    if np.asarray(state.units.rows):
+        return state
+    everyone = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
+    # A variance is the difference of two means: double precision.
+    with jax.enable_x64(True):
+        found = federation.sum(moments, (), everyone, key)
+        count, first, second = (np.asarray(part, float) for part in found)
+    units = units_of(first / count, second / count, float(count))
+    parts = (np.asarray(part, np.float32) for part in (*units, count))
+    return state._replace(units=Measured(*on_device(tuple(parts))))
+
+
+def _view(federation: Federation, units: Measured) -> View:
+    """Return the federation with standardised rows."""
+
+    def with_units(verb: Verb) -> Verb:
+        def ask(
+            client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Any
+        ) -> PyTree:
+            return verb(_on_scaled(client_step), (*payload, tuple(units)), cohort, key, eta)
+
+        return ask
+
+    return View(federation, with_units(federation.sum), with_units(federation.gather))
+
+
+@lru_cache(maxsize=128)
+def _on_scaled(client_step: ClientStep) -> ClientStep:
+    """Return a client step on standardised rows; always the same, so that it is compiled once."""
+
+    @wraps(client_step)
+    def step(payload: PyTree, client: Client) -> PyTree:
+        *at, units = payload
+        lower, upper = (
+            replace(part, samples=scaled(part.samples, Measured(*units)))
+            for part in (client.data.lower, client.data.upper)
+        )
+        data = client.data._replace(lower=lower, upper=upper)
+        return client_step(Point(*at), client._replace(data=data))
+
+    return step
+
+
+def _same(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
+    return state

@@ -1,0 +1,262 @@
+"""A transformer of tables with text and missing values into numbers, learnt over clients."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
+from numbers import Integral
+from typing import Any, Literal, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_scalar
+from sklearn.utils.validation import (
+    _check_feature_names_in,  # pyright: ignore[reportPrivateUsage]
+    check_is_fitted,
+    validate_data,
+)
+
+from simfbo.core.ledger import Ledger
+from simfbo.core.partition import Rows, by_user
+from simfbo.errors import UserError
+from simfbo.estimators._agreement import (
+    Counts,
+    agree_on_categories,
+    agree_on_kinds,
+    agree_on_means,
+    agree_on_medians,
+    agree_on_units,
+    federated_numbers,
+    local_counts,
+)
+from simfbo.estimators._columns import (
+    DATE,
+    MISSING,
+    NUMBER,
+    OTHER,
+    TEXT,
+    Column,
+    array_of,
+    columns_of,
+    is_frame,
+    take_named,
+    without,
+)
+from simfbo.estimators._validation import Data, members, warn_of_one_client
+
+
+class FederatedTabular(TransformerMixin, BaseEstimator):
+    """Turn a table with text and missing values into numbers, without pooling the clients' rows.
+
+    Text becomes a column of zeros and ones per category, with the categories of all clients,
+    sorted. Missing numbers are replaced by the median or mean over all clients, then numbers are
+    standardised; True and False are 1 and 0. In a text column missing is a category of its own, if
+    it was seen in `fit`; an unknown category gives zeros.
+
+    Everything is learnt by exchanges that the ledger counts: one for what the columns hold, one for
+    the categories, eight for medians or one for means, one for the scales. The server learns which
+    client has which categories in how many rows; of numbers it sees sums over the clients only.
+
+    Args:
+        impute: "median" or "mean".
+        scale: whether numbers are standardised after that; zeros and ones never are.
+        min_rows: categories that fewer rows have, over all clients, share the column `infrequent`.
+
+    Attributes:
+        categories_: the categories of each text column, by its name; None for missing.
+        infrequent_: those of them with fewer than `min_rows` rows, by the column's name.
+        numeric_: the names of the numeric columns.
+        fill_: what replaces missing numbers, in the order of `numeric_`.
+        mean_: of the filled columns; None without `scale`.
+        scale_: their standard deviations, 1 for a constant; None without `scale`.
+        clients_: the clients' ids, in order of first appearance in the rows.
+        ledger_: the `simfbo.Ledger` of everything sent.
+        n_features_in_: the number of columns, without one that names the clients.
+        feature_names_in_: the names of X's columns, if it has any.
+
+    Example:
+        >>> X = np.array([[40, "surgery"], [None, "surgery"], [60, "medicine"]], object)
+        >>> tabular = FederatedTabular(scale=False).fit(X, clients=["a", "a", "b"])
+        >>> tabular.transform(X)
+        array([[40.,  0.,  1.],
+               [50.,  0.,  1.],
+               [60.,  1.,  0.]])
+        >>> tabular.get_feature_names_out().tolist()
+        ['x0', 'x1_medicine', 'x1_surgery']
+    """
+
+    categories_: dict[str, list[str | None]]
+    infrequent_: dict[str, list[str | None]]
+    numeric_: list[str]
+    fill_: np.ndarray
+    mean_: np.ndarray | None
+    scale_: np.ndarray | None
+    clients_: np.ndarray
+    ledger_: Ledger
+
+    def __init__(
+        self,
+        *,
+        impute: Literal["median", "mean"] = "median",
+        scale: bool = True,
+        min_rows: int = 1,
+    ) -> None:
+        """Store the parameters; `fit` validates them."""
+        self.impute = impute
+        self.scale = scale
+        self.min_rows = min_rows
+
+    def fit(self, X: Data, y: Data = None, clients: Data = None) -> Self:
+        """Learn categories, medians and scales from the clients' rows.
+
+        Args:
+            X: [N, d], a DataFrame or an array.
+            y: ignored.
+            clients: [N], the client that holds each row, or the name of a column of X, which is
+                then no feature; a single client by default, with a warning.
+        """
+        check_scalar(self.min_rows, "min_rows", Integral, min_val=1)
+        if self.impute not in ("median", "mean"):
+            raise UserError(f"impute must be 'median' or 'mean', got {self.impute!r}.")
+        features, given, self._named = take_named(X, {"clients": clients})
+        columns = self._columns(features, reset=True)
+        owners = members("clients", given["clients"], len(columns[0].values))
+        if clients is None:
+            warn_of_one_client()
+        self.clients_, self.ledger_ = owners.ids, Ledger()
+        self._inputs = [column.name for column in columns]
+        self._learn(columns, by_user(owners.owner))
+        return self
+
+    def transform(self, X: Data) -> np.ndarray:
+        """Return the table as numbers; a column that named the clients may be absent."""
+        check_is_fitted(self, "fill_")
+        columns = self._columns(without(X, self._named), reset=False)
+        pairs = zip(self._inputs, columns, strict=True)
+        return np.hstack([self._encoded(name, column) for name, column in pairs])
+
+    def get_feature_names_out(self, input_features: Data = None) -> np.ndarray:
+        """Return the names of the transformed columns, such as `age` and `ward_surgery`.
+
+        Args:
+            input_features: the names of X's columns, where X had none in `fit`.
+        """
+        check_is_fitted(self, "fill_")
+        given: Any = _check_feature_names_in(self, input_features)
+        return _distinct(
+            new
+            for name, old in zip(given, self._inputs, strict=True)
+            for new in self._out(name, old)
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = True
+        return tags
+
+    def _columns(self, X: Data, reset: bool) -> list[Column]:
+        """Validate a table and return its columns."""
+        if not is_frame(X):
+            array: Any = array_of(X) if isinstance(X, list | tuple) else X
+            return columns_of(
+                validate_data(self, array, dtype=None, ensure_all_finite=False, reset=reset)
+            )
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        if 0 in X.shape:
+            raise UserError(f"X has {X.shape[0]} rows and {X.shape[1]} features: pass some.")
+        return columns_of(X)
+
+    def _learn(self, columns: list[Column], parts: Rows) -> None:
+        """Learn everything, by exchanges between the clients."""
+        counts = [local_counts(column, parts) for column in columns]
+        found = agree_on_kinds(columns, counts, parts, self.ledger_)
+        for column, kind in zip(columns, found.kinds, strict=True):
+            _require_one_kind(column, int(kind))
+        text = np.flatnonzero(found.kinds == TEXT)
+        self.categories_, self.infrequent_ = {}, {}
+        if len(text):
+            sizes = int(found.categories.max()), int(found.longest.max())
+            total = agree_on_categories([counts[j] for j in text], *sizes, self.ledger_)
+            for j, rows in zip(text, total, strict=True):
+                self._keep_categories(columns[j].name, rows)
+        self._learn_numbers([columns[j] for j in np.flatnonzero(found.kinds == NUMBER)], parts)
+
+    def _keep_categories(self, name: str, rows: Counts) -> None:
+        """Store a column's categories, sorted, missing last."""
+        known = sorted(rows, key=lambda text: (text is None, text or ""))
+        self.categories_[name] = [text for text in known if rows[text] >= self.min_rows]
+        self.infrequent_[name] = [text for text in known if rows[text] < self.min_rows]
+
+    def _learn_numbers(self, columns: list[Column], parts: Rows) -> None:
+        """Learn what replaces missing numbers, and the scales."""
+        self.numeric_ = [column.name for column in columns]
+        self.fill_, self.mean_, self.scale_ = np.zeros(0), None, None
+        if not columns:
+            return
+        numbers = np.stack([column.numbers for column in columns], 1)
+        federation = federated_numbers(numbers, parts, self.ledger_)
+        agree = agree_on_medians if self.impute == "median" else agree_on_means
+        self.fill_ = agree(federation)
+        if self.scale:
+            self.mean_, self.scale_ = agree_on_units(federation, self.fill_)
+
+    def _encoded(self, name: str, column: Column) -> np.ndarray:
+        """Return a column as one or more columns of numbers."""
+        if name in self.categories_:
+            return _one_hot(column.texts, self.categories_[name], self.infrequent_[name])
+        if (column.kinds & ~NUMBER).any():
+            raise UserError(f"Column {name!r} held numbers in fit: convert it to numbers.")
+        j = self.numeric_.index(name)
+        found = np.where(column.kinds, column.numbers, self.fill_[j])
+        if self.mean_ is not None and self.scale_ is not None:
+            found = (found - self.mean_[j]) / self.scale_[j]
+        return found[:, None]
+
+    def _out(self, name: str, old: str) -> list[str]:
+        """Return the names of what a column becomes; in `fit` it had the old name."""
+        if old not in self.categories_:
+            return [name]
+        texts = ["missing" if text is None else text for text in self.categories_[old]]
+        texts += ["infrequent"] if self.infrequent_[old] else []
+        return [f"{name}_{text}" for text in texts]
+
+
+def _one_hot(
+    texts: Sequence[str | None], kept: Sequence[str | None], rare: Sequence[str | None]
+) -> np.ndarray:
+    """Return a column for each category that is kept, and one for the rare, if there are any."""
+    place = {text: m for m, text in enumerate(kept)} | dict.fromkeys(rare, len(kept))
+    found = np.array([place.get(text, -1) for text in texts])
+    return (found[:, None] == np.arange(len(kept) + bool(rare))).astype(float)
+
+
+def _distinct(names: Iterable[str]) -> np.ndarray:
+    """Return names of which none is used twice.
+
+    Example:
+        >>> _distinct(["ward_missing", "ward_missing", "age"]).tolist()
+        ['ward_missing', 'ward_missing_2', 'age']
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        others = (f"{name}_{number}" for number in count(2))
+        found[next(new for new in chain([name], others) if new not in found)] = None
+    return np.array(list(found), object)
+
+
+def _require_one_kind(column: Column, kind: int) -> None:
+    """Raise unless all clients' values of a column are numbers, or all are texts."""
+    name = repr(column.name)
+    if kind & OTHER:
+        bad = type(column.values[column.kinds == OTHER][0]).__name__
+        raise TypeError(f"Column {name} holds a {bad}: an argument must be a string or a number.")
+    if kind & DATE:
+        raise UserError(
+            f"Column {name} holds dates: convert them to numbers, such as years or days since "
+            "some date."
+        )
+    if kind == MISSING:
+        raise UserError(f"Column {name} has no values at any client: drop it.")
+    if kind == NUMBER | TEXT:
+        raise UserError(
+            f"Column {name} holds numbers and text, perhaps at different clients: make it one of "
+            "them for all, such as with astype(str)."
+        )

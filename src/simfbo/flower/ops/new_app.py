@@ -1,0 +1,138 @@
+"""A new app: a folder with a model, synthetic rows, tests and a README, ready to run.
+
+The files are the templates in `app/`; a name in them such as $name is replaced.
+"""
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import numpy as np
+
+from simfbo.errors import UserError, plain
+
+_CLIENTS, _ROWS = 6, 40
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_COLUMNS = ("age", "weight", "dose", "day", "outcome")
+_USE = """
+## The model
+
+    from task import trained
+
+    model = trained("runs/...")  # the folder that `simfbo flower run` named
+    model.predict(rows), model.coef_, model.regularisation_"""
+
+
+class Kind(NamedTuple):
+    """One kind of app.
+
+    Attributes:
+        task: the templates of task.py and of its test are task_TASK.txt and test_TASK.txt.
+        words: what stands for the names in all templates.
+        numbers: whether the outcome is a number rather than yes or no.
+    """
+
+    task: str
+    words: dict[str, str]
+    numbers: bool
+
+
+_MODEL = {"task": "the model and the run's settings", "use": _USE}
+KINDS = {
+    "FederatedLogistic": Kind(
+        "estimator",
+        {
+            **_MODEL,
+            "estimator": "FederatedLogistic",
+            "what": "A logistic regression that learns how strongly to regularise every feature",
+            "labels": '\nCLASSES = ["no", "yes"]\n',
+            "classes": "\n        classes=CLASSES,",
+            "loaded": ", classes=CLASSES",
+            "own": ", and `CLASSES` in `task.py`",
+        },
+        numbers=False,
+    ),
+    "FederatedRidge": Kind(
+        "estimator",
+        {
+            **_MODEL,
+            "estimator": "FederatedRidge",
+            "what": "A ridge regression that learns how strongly to regularise every feature",
+            **dict.fromkeys(("labels", "classes", "loaded", "own"), ""),
+        },
+        numbers=True,
+    ),
+    "losses": Kind(
+        "losses",
+        {
+            "what": "Two losses, of which one tunes the penalties of the other",
+            "task": "the two losses, their data and the run's settings",
+            "own": ", and `CENTRE` and `SCALE` in `task.py`",
+            "use": "",
+        },
+        numbers=True,
+    ),
+}
+
+
+def create(folder: Path, kind: str) -> list[str]:
+    """Write a new app; return the names of its files.
+
+    Args:
+        folder: to be created; its name becomes the app's.
+        kind: a key of `KINDS`.
+    """
+    name, chosen = folder.name, KINDS[kind]
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"An app cannot be called '{plain(name)}': use letters, digits, - and _, and begin "
+            "with a letter."
+        )
+    if folder.exists():
+        raise UserError(f"{folder} exists already: choose another name, or delete it.")
+    data = folder.resolve() / "data"
+    # A text in JSON is one in TOML.
+    path = json.dumps(str(data), ensure_ascii=False)
+    words = {**chosen.words, "name": name, "data": path}
+    files = _files(chosen, words) | _rows(chosen.numbers)
+    try:
+        data.mkdir(parents=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write to {folder}: {error.strerror}.") from None
+    return sorted(files)
+
+
+def _files(kind: Kind, words: dict[str, str]) -> dict[str, str]:
+    """Return the files of an app except its data, by name."""
+    templates = {
+        "README.md": "README",
+        "pyproject.toml": "pyproject",
+        "task.py": f"task_{kind.task}",
+        "test_task.py": f"test_{kind.task}",
+        **{f"{name}.py": name for name in ("client_app", "records", "server_app")},
+    }
+    source = resources.files("simfbo.flower.ops") / "app"
+    return {
+        file: Template((source / f"{name}.txt").read_text(encoding="utf-8")).substitute(words)
+        for file, name in templates.items()
+    }
+
+
+def _rows(numbers: bool) -> dict[str, str]:
+    """Return synthetic tables; the outcome depends on age and dose."""
+    rng = np.random.default_rng(0)
+    centre, scale = np.array([50.0, 75.0, 10.0, 180.0]), np.array([12.0, 14.0, 4.0, 100.0])
+    found: dict[str, str] = {}
+    for client in range(_CLIENTS):
+        unit = rng.normal(size=(_ROWS, 4)) + 0.3 * rng.normal(size=4)
+        score = 1.5 * unit[:, 0] - 2.0 * unit[:, 2] + 0.5 * rng.normal(size=_ROWS)
+        rows = np.round(centre + scale * unit, 1).astype(str)
+        outcome = np.round(score, 2).astype(str) if numbers else np.where(score > 0, "yes", "no")
+        lines = [",".join(row) for row in (_COLUMNS, *np.column_stack([rows, outcome]).tolist())]
+        found[f"data/client-{client}.csv"] = "\n".join(lines) + "\n"
+    return found
