@@ -6,7 +6,7 @@ import pytest
 
 from simfbo import ClientScores, History, Point
 from simfbo.estimators import _fair, _noisy_labels, _scaling
-from simfbo.estimators._base import FederatedLinear
+from simfbo.estimators._base import FederatedEstimator
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,7 +32,7 @@ def random_models(monkeypatch):
         total = 1.0 if weight is None else weight.mean()
         return _scaling.Units(columns.mean(0), columns.std(0) + 1e-9), total
 
-    monkeypatch.setattr(FederatedLinear, "_train", train)
+    monkeypatch.setattr(FederatedEstimator, "_train", train)
     monkeypatch.setattr(_scaling, "measure", measure)
     monkeypatch.setattr(_fair, "_group_losses", lambda models, rows, classes: np.ones(1))
     monkeypatch.setattr(_noisy_labels, "trust_in", lambda x, y, rows, classes: 0.5)

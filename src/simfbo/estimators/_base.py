@@ -1,12 +1,9 @@
 """What all estimators share: parameters, input validation, federated training, prediction.
 
-An estimator is a linear model; SimFBO learns the hyperparameters of its training on the upper loss
-of one of the tasks (`simfbo.tasks`).
+SimFBO learns the hyperparameters of a model's training on the upper loss of one of the tasks
+(`simfbo.tasks`).
 """
 
-import math
-import warnings
-from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -14,13 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, check_scalar, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
-from simfbo.core import trees
 from simfbo.core.data import roomy
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
@@ -31,8 +26,16 @@ from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.estimators import _clients
 from simfbo.estimators._columns import has_text_or_gaps, take_named, without
-from simfbo.estimators._scaling import Scaled, Table, Units
+from simfbo.estimators._scaling import Scaled, Table
 from simfbo.estimators._tabular import FederatedTabular
+from simfbo.estimators._training import (
+    EVALUATIONS,
+    evaluator,
+    progress,
+    require_finished,
+    settled,
+    warn_unless_converged,
+)
 from simfbo.estimators._validation import (
     Data,
     RandomState,
@@ -45,22 +48,13 @@ from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
 from simfbo.runs.trackers.tracking import Track
-from simfbo.runs.verdict import SOLVED
-from simfbo.tasks.linear import upper_loss
-from simfbo.tasks.models import Linear
-from simfbo.tasks.task import Setting
-
-_EVALUATIONS = 20
-_LOOK_BACK = 2  # evaluations over which nothing may have changed
-_ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
+from simfbo.tasks.task import Outputs, Setting
 
 
-class FederatedLinear(BaseEstimator):
-    """A linear model trained through a simulated federation; see its subclasses."""
+class FederatedEstimator(BaseEstimator):
+    """A model trained through a simulated federation; see its subclasses."""
 
     clients_: np.ndarray
-    coef_: Any
-    intercept_: Any
     history_: History
     ledger_: Ledger
     n_features_in_: int
@@ -163,20 +157,26 @@ class FederatedLinear(BaseEstimator):
                 setting.y0,
                 rounds=self.rounds,
                 seed=seed,
-                evaluate=_evaluator(setting),
-                every=max(1, self.rounds // _EVALUATIONS),
-                on_progress=_progress(self.rounds) if self.verbose else None,
-                until=partial(_settled, self.tol),
+                evaluate=evaluator(setting),
+                every=max(1, self.rounds // EVALUATIONS),
+                on_progress=progress(self.rounds) if self.verbose else None,
+                until=partial(settled, self.tol),
                 config={"estimator": type(self).__name__, **_settings(self)},
                 track=self.track,
             )
-            _require_finished(history)
+            require_finished(history)
             kind = rows.training.classes
             self.score_clients_ = _clients.after_fit(setting, kind, federation, history.state)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
-        _warn_unless_converged(history)
+        warn_unless_converged(history)
         return history.state
+
+    def _keep_clients(self, table: Table, rows: Scaled) -> None:
+        """Store who the clients are, and their scores in the user's units."""
+        self.clients_ = table.clients.ids
+        unit = _clients.unit_of(table.classes, rows.target_units)
+        self.score_clients_ = _clients.in_units(self.score_clients_, table, unit)
 
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
         """Return the simulated clients; what they send is added to the ledger."""
@@ -194,29 +194,9 @@ class FederatedLinear(BaseEstimator):
             lambda plan: simfbo(problem, plan.local, plan.server), problem, setting.x0, self.rounds
         )
 
-    def _keep(self, table: Table, rows: Scaled, model: Linear) -> None:
-        """Store a model of standardised rows, converted to the user's units."""
-        self.clients_ = table.clients.ids
-        unit = _clients.unit_of(table.classes, rows.target_units)
-        self.score_clients_ = _clients.in_units(self.score_clients_, table, unit)
-        self._keep_model(model, rows.units, rows.target_units, table.classes)
-
-    def _keep_model(
-        self, model: Linear, units: Units, target_units: tuple[float, float], classes: int
-    ) -> None:
-        """Store a model of rows in these units, converted to the user's."""
-        middle, spread = target_units
-        weight = np.asarray(model.weight, float) / units.deviation[:, None] * spread
-        bias = np.asarray(model.bias, float) * spread + middle - units.mean @ weight
-        if classes == 2:
-            weight, bias = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1]
-        self.coef_, self.intercept_ = weight.T, bias
-        if classes <= 0:
-            self.coef_, self.intercept_ = weight[:, 0], float(bias[0])
-
     def get_feature_names_out(self) -> np.ndarray:
-        """Return the names of the features that `coef_` is about, such as `ward_surgery`."""
-        check_is_fitted(self, "coef_")
+        """Return the names of the features that the model sees, such as `ward_surgery`."""
+        check_is_fitted(self, "history_")
         if self.preprocessing_ is not None:
             return self.preprocessing_.get_feature_names_out()
         plain = [f"x{j}" for j in range(self.n_features_in_)]
@@ -240,22 +220,22 @@ class FederatedLinear(BaseEstimator):
             "loss" (cross-entropy) and "accuracy" of a classifier, "mse" of a regressor and
             "deviance" of `FederatedGLM`, in the units of y; clients are weighted by their rows.
         """
-        check_is_fitted(self, "coef_")
+        check_is_fitted(self, "history_")
         features, given, _ = take_named(X, {"clients": clients})
         inputs = self._features(without(features, self._named))
         target, classes = self._known(column_or_1d(y))
         found = members("clients", given["clients"], len(inputs))
         table = Table(inputs, per_row("y", target, len(inputs)), classes, found, {}, Ledger())
-        return _clients.score(table, self.coef_, self.intercept_)
+        with jax.enable_x64(True):
+            return _clients.score(table, *self._predictor())
+
+    def _predictor(self) -> tuple[Outputs, PyTree]:
+        """Return (x, y, batch) -> the outputs for a batch, and y, which holds the model."""
+        raise NotImplementedError
 
     def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the target of new rows as `_encoded` does."""
         return self._encoded(y)
-
-    def _scores(self, X: Data) -> np.ndarray:
-        """Return the linear function of new rows."""
-        check_is_fitted(self, "coef_")
-        return self._features(without(X, self._named)) @ self.coef_.T + self.intercept_
 
     def _features(self, X: Data) -> np.ndarray:
         """Return new rows as numbers."""
@@ -270,8 +250,8 @@ class FederatedLinear(BaseEstimator):
         return found
 
 
-class FederatedClassifier(ClassifierMixin, FederatedLinear):
-    """A linear classifier; see its subclasses."""
+class FederatedClassifier(ClassifierMixin, FederatedEstimator):
+    """A classifier; see its subclasses."""
 
     classes_: np.ndarray
 
@@ -290,36 +270,6 @@ class FederatedClassifier(ClassifierMixin, FederatedLinear):
         places: Any = np.searchsorted(self.classes_, y)
         return places.astype(np.int32), len(self.classes_)
 
-    def decision_function(self, X: Data) -> np.ndarray:
-        """Return each row's score for every class; for two classes, only that of the second."""
-        scores = self._scores(X)
-        return scores[:, 0] if len(self.classes_) == 2 else scores
-
-    def predict_proba(self, X: Data) -> np.ndarray:
-        """Return the probability of every class, in the order of `classes_`."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            scores = np.stack([np.zeros_like(scores), scores], axis=1)
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
-
-    def predict(self, X: Data) -> np.ndarray:
-        """Return the most likely class of every row."""
-        scores = self.decision_function(X)
-        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
-
-
-class FederatedRegressor(RegressorMixin, FederatedLinear):
-    """A linear regressor; see its subclasses."""
-
-    def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the target as floats, and 0 classes."""
-        return y.astype(np.float64), 0
-
-    def predict(self, X: Data) -> np.ndarray:
-        """Return the predicted target of every row."""
-        return self._scores(X)
-
 
 def check_positive(estimator: object, *names: str) -> None:
     """Raise unless these parameters are positive numbers."""
@@ -333,71 +283,8 @@ def _given(estimator: object, *names: str) -> list[str]:
     return [name for name in names if getattr(estimator, name) is not None]
 
 
-def _settings(estimator: FederatedLinear) -> Json:
+def _settings(estimator: FederatedEstimator) -> Json:
     """Return the parameters of an estimator as texts and numbers, for trackers."""
     plain = int | float | str | bool | None
     parameters = estimator.get_params(deep=False).items()
     return {key: value if isinstance(value, plain) else str(value) for key, value in parameters}
-
-
-def _evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
-    """Return (state) -> the upper loss over all clients, and how far y moved since the last time.
-
-    The move is relative to y; it is one where x has waited for y, with automatic steps.
-    """
-    upper = upper_loss(setting.problem, setting.data)
-    before = [setting.y0, True]  # y, and whether x waited
-
-    def evaluate(state: PyTree) -> dict[str, float]:
-        y = jax.tree.map(np.asarray, state.y)
-        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, before[0]), y))
-        waited, waits = before[1], hasattr(state, "pace") and not np.asarray(state.pace)[0]
-        before[:] = y, waits
-        return {"upper_loss": upper(state), "y_move": 1.0 if waited or not size else moved / size}
-
-    return evaluate
-
-
-def _settled(tol: float, records: Sequence[Json]) -> bool:
-    """Return whether the last evaluations changed neither the upper loss nor y.
-
-    The loss is flat where it is smallest, so y may move by the root of the tolerance.
-    """
-    if len(records) <= _LOOK_BACK or not tol:
-        return False
-    before, *last = records[-_LOOK_BACK - 1 :]
-    change = abs(last[-1]["upper_loss"] - before["upper_loss"])
-    moved = sum(record["y_move"] for record in last)
-    return change <= tol * abs(last[-1]["upper_loss"]) and moved <= math.sqrt(tol)
-
-
-def _progress(rounds: int) -> Callable[[int, Json | None], None]:
-    """Return a callback that prints a line for every evaluation."""
-
-    def show(t: int, record: Json | None) -> None:
-        if record is not None:
-            print(f"round {t} of {rounds}: upper loss {record['upper_loss']:.6g}")
-
-    return show
-
-
-def _warn_unless_converged(history: History) -> None:
-    """Warn, as scikit-learn does, where a fit ended far from its solution."""
-    found = history.verdict
-    if found is None or found["converged"] is not False:
-        return
-    solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
-    if not solved or found["hypergradient"] > _ENOUGH:
-        warnings.warn(f"The fit has {found['text']}.", ConvergenceWarning, stacklevel=4)
-
-
-def _require_finished(history: History) -> None:
-    """Raise unless a run finished all its rounds."""
-    end = history.end or {"status": "interrupted"}
-    if end["status"] == "interrupted":
-        raise KeyboardInterrupt  # the runner caught it to save its state
-    if end["status"] != "finished":
-        raise UserError(
-            f"The training {end['status']} in round {end['round']}: {end['reason']}; use "
-            "steps='auto'."
-        )

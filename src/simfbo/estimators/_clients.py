@@ -5,11 +5,8 @@ model that was not trained on it.
 """
 
 import math
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from simfbo.core.data import federate
 from simfbo.core.federation import Federation
@@ -69,23 +66,21 @@ def in_units(scores: ClientScores, table: Table, unit: float) -> ClientScores:
     return named._replace(values={name: 2 * unit * named.values["loss"]}, goals=goals)
 
 
-def score(table: Table, coef: Any, intercept: Any) -> ClientScores:
+def score(table: Table, outputs: Outputs, model: PyTree) -> ClientScores:
     """Return how well a fitted model does on the rows of each client.
 
     Args:
         table: the rows, in the user's units.
-        coef: of the model, as scikit-learn has it.
-        intercept: likewise.
+        outputs: (x, y, batch) -> the outputs for each row.
+        model: y.
     """
-    weight, bias = np.atleast_2d(coef).T, np.atleast_1d(intercept)
-    if table.classes == 2:  # of which scikit-learn keeps the second alone
-        weight, bias = (np.concatenate([np.zeros_like(a), a], axis=-1) for a in (weight, bias))
-    with jax.enable_x64(True):
-        rows = federate((table.inputs, table.target), table.parts, table.parts)
-        state = Point(x=(), y=Linear(jnp.asarray(weight), jnp.asarray(bias)))
-        found = measured(_outputs, table.classes, SimulatedFederation(rows), state)
+    federation = SimulatedFederation(
+        federate((table.inputs, table.target), table.parts, table.parts)
+    )
+    found = measured(outputs, table.classes, federation, Point(x=(), y=model))
     return in_units(found, table, 1.0)
 
 
-def _outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
+def outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
+    """Return the outputs of a linear model for each row."""
     return y(batch[0])

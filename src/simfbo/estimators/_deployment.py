@@ -21,7 +21,8 @@ from simfbo.core.local_work import constant
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.core.sampling import without_replacement
 from simfbo.errors import UserError, brief
-from simfbo.estimators._base import FederatedLinear, check_positive
+from simfbo.estimators._base import check_positive
+from simfbo.estimators._linear import FederatedLinear
 from simfbo.estimators._scaling import Units
 from simfbo.estimators._standardised import Measured, standardised
 from simfbo.estimators._validation import Data

@@ -5,13 +5,9 @@ from typing import Self
 import numpy as np
 
 from simfbo.core.problem import Point
-from simfbo.estimators._base import (
-    FederatedClassifier,
-    FederatedLinear,
-    FederatedRegressor,
-    check_positive,
-)
+from simfbo.estimators._base import check_positive
 from simfbo.estimators._docs import documented
+from simfbo.estimators._linear import FederatedLinear, LinearClassifier, LinearRegressor
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState, members
 from simfbo.runs.trackers.tracking import Track
@@ -93,7 +89,7 @@ class Fair(FederatedLinear):
 
 
 @documented
-class FairClassifier(FederatedClassifier, Fair):
+class FairClassifier(LinearClassifier, Fair):
     """Logistic regression that reduces the loss of the worst group.
 
     Every group has a training weight, learnt so that the largest of the groups' losses in a
@@ -118,7 +114,7 @@ class FairClassifier(FederatedClassifier, Fair):
 
 
 @documented
-class FairRegressor(FederatedRegressor, Fair):
+class FairRegressor(LinearRegressor, Fair):
     """Ridge regression that reduces the error of the worst group.
 
     Like `FairClassifier`, but for numbers; the target is standardised too.

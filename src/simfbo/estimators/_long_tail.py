@@ -7,8 +7,9 @@ import numpy as np
 from sklearn.utils import check_scalar
 
 from simfbo.core.problem import Point
-from simfbo.estimators._base import FederatedClassifier, check_positive
+from simfbo.estimators._base import check_positive
 from simfbo.estimators._docs import documented
+from simfbo.estimators._linear import LinearClassifier
 from simfbo.estimators._scaling import one_hot, standardised
 from simfbo.estimators._validation import Data, RandomState
 from simfbo.runs.trackers.tracking import Track
@@ -29,7 +30,7 @@ class ClassAdjustment(NamedTuple):
 
 
 @documented
-class LongTailClassifier(FederatedClassifier):
+class LongTailClassifier(LinearClassifier):
     """Logistic regression in which all classes count equally, however few rows they have.
 
     Training changes the score of each class by a scale and a shift, which are learnt by a

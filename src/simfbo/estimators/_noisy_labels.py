@@ -9,8 +9,9 @@ from simfbo.core.keys import Purpose, seed_rng
 from simfbo.core.partition import Rows
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
-from simfbo.estimators._base import FederatedClassifier, check_positive
+from simfbo.estimators._base import check_positive
 from simfbo.estimators._docs import documented
+from simfbo.estimators._linear import LinearClassifier
 from simfbo.estimators._scaling import Table, standardised
 from simfbo.estimators._validation import Data, RandomState, mask
 from simfbo.runs.trackers.tracking import Track
@@ -18,7 +19,7 @@ from simfbo.tasks._label_cleaning import Trust, assemble, model_of, trust_in
 
 
 @documented
-class NoisyLabelClassifier(FederatedClassifier):
+class NoisyLabelClassifier(LinearClassifier):
     """Logistic regression that learns how far to trust labels, from a few known to be correct.
 
     Rows with trusted labels are used for validation, not for training. Features are standardised,

@@ -10,14 +10,10 @@ from sklearn.utils import check_scalar
 
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
-from simfbo.estimators._base import (
-    FederatedClassifier,
-    FederatedLinear,
-    FederatedRegressor,
-    check_positive,
-)
+from simfbo.estimators._base import check_positive
 from simfbo.estimators._deployment import Deployable
 from simfbo.estimators._docs import documented
+from simfbo.estimators._linear import FederatedLinear, LinearClassifier, LinearRegressor
 from simfbo.estimators._scaling import standardised
 from simfbo.estimators._validation import Data, RandomState, weights
 from simfbo.runs.trackers.tracking import Track
@@ -90,7 +86,7 @@ def _model(x: jax.Array, y: Linear) -> Linear:
 
 
 @documented
-class FederatedRidge(FederatedRegressor, Regularised, Deployable):
+class FederatedRidge(LinearRegressor, Regularised, Deployable):
     """Ridge regression that learns how strongly to regularise every feature.
 
     Features and target are standardised, by one exchange over the clients. The L2 weights minimise
@@ -120,7 +116,7 @@ class FederatedRidge(FederatedRegressor, Regularised, Deployable):
 
 
 @documented
-class FederatedLogistic(FederatedClassifier, Regularised, Deployable):
+class FederatedLogistic(LinearClassifier, Regularised, Deployable):
     """Logistic regression that learns how strongly to regularise every feature.
 
     Like `FederatedRidge`, but for classes: with the cross-entropy in place of the squared error.
@@ -143,7 +139,7 @@ FAMILIES = {"poisson": linear.Target.COUNT, "gamma": linear.Target.SIZE}
 
 
 @documented
-class FederatedGLM(FederatedRegressor, Regularised):
+class FederatedGLM(LinearRegressor, Regularised):
     """Regression of counts, rates and positive amounts that learns how strongly to regularise.
 
     Like `FederatedRidge`, but for a target whose logarithm is linear in the features, with half the

@@ -1,0 +1,88 @@
+"""Linear models of all kinds: how they are kept in the user's units, and predict."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from simfbo.core.problem import PyTree
+from simfbo.estimators import _clients
+from simfbo.estimators._base import FederatedClassifier, FederatedEstimator
+from simfbo.estimators._columns import without
+from simfbo.estimators._scaling import Scaled, Table, Units
+from simfbo.estimators._validation import Data
+from simfbo.tasks.models import Linear
+from simfbo.tasks.task import Outputs
+
+
+class FederatedLinear(FederatedEstimator):
+    """A linear model; see its subclasses."""
+
+    coef_: Any
+    intercept_: Any
+
+    def _keep(self, table: Table, rows: Scaled, model: Linear) -> None:
+        """Store a model of standardised rows, converted to the user's units."""
+        self._keep_clients(table, rows)
+        self._keep_model(model, rows.units, rows.target_units, table.classes)
+
+    def _keep_model(
+        self, model: Linear, units: Units, target_units: tuple[float, float], classes: int
+    ) -> None:
+        """Store a model of rows in these units, converted to the user's."""
+        middle, spread = target_units
+        weight = np.asarray(model.weight, float) / units.deviation[:, None] * spread
+        bias = np.asarray(model.bias, float) * spread + middle - units.mean @ weight
+        if classes == 2:
+            weight, bias = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1]
+        self.coef_, self.intercept_ = weight.T, bias
+        if classes <= 0:
+            self.coef_, self.intercept_ = weight[:, 0], float(bias[0])
+
+    def _predictor(self) -> tuple[Outputs, PyTree]:
+        """Return what computes the outputs for a batch, and the model."""
+        weight, bias = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
+        if len(getattr(self, "classes_", ())) == 2:  # of which scikit-learn keeps the second alone
+            weight, bias = (np.concatenate([np.zeros_like(a), a], axis=-1) for a in (weight, bias))
+        return _clients.outputs, Linear(jnp.asarray(weight), jnp.asarray(bias))
+
+    def _scores(self, X: Data) -> np.ndarray:
+        """Return the linear function of new rows."""
+        check_is_fitted(self, "coef_")
+        return self._features(without(X, self._named)) @ self.coef_.T + self.intercept_
+
+
+class LinearClassifier(FederatedClassifier, FederatedLinear):
+    """A linear classifier; see its subclasses."""
+
+    def decision_function(self, X: Data) -> np.ndarray:
+        """Return each row's score for every class; for two classes, only that of the second."""
+        scores = self._scores(X)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Data) -> np.ndarray:
+        """Return the probability of every class, in the order of `classes_`."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], axis=1)
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def predict(self, X: Data) -> np.ndarray:
+        """Return the most likely class of every row."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+
+
+class LinearRegressor(RegressorMixin, FederatedLinear):
+    """A linear regressor; see its subclasses."""
+
+    def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the target as floats, and 0 classes."""
+        return y.astype(np.float64), 0
+
+    def predict(self, X: Data) -> np.ndarray:
+        """Return the predicted target of every row."""
+        return self._scores(X)

@@ -1,0 +1,85 @@
+"""How a fit evaluates itself, when it may end, and what is said if it has not converged."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from simfbo.core import trees
+from simfbo.core.problem import PyTree
+from simfbo.errors import UserError
+from simfbo.runs.files import Json
+from simfbo.runs.history import History
+from simfbo.runs.verdict import SOLVED
+from simfbo.tasks.linear import upper_loss
+from simfbo.tasks.task import Setting
+
+EVALUATIONS = 20
+_LOOK_BACK = 2  # evaluations over which nothing may have changed
+_ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
+
+
+def evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
+    """Return (state) -> the upper loss over all clients, and how far y moved since the last time.
+
+    The move is relative to y; it is one where x has waited for y, with automatic steps.
+    """
+    upper = upper_loss(setting.problem, setting.data)
+    before = [setting.y0, True]  # y, and whether x waited
+
+    def evaluate(state: PyTree) -> dict[str, float]:
+        y = jax.tree.map(np.asarray, state.y)
+        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, before[0]), y))
+        waited, waits = before[1], hasattr(state, "pace") and not np.asarray(state.pace)[0]
+        before[:] = y, waits
+        return {"upper_loss": upper(state), "y_move": 1.0 if waited or not size else moved / size}
+
+    return evaluate
+
+
+def settled(tol: float, records: Sequence[Json]) -> bool:
+    """Return whether the last evaluations changed neither the upper loss nor y.
+
+    The loss is flat where it is smallest, so y may move by the root of the tolerance.
+    """
+    if len(records) <= _LOOK_BACK or not tol:
+        return False
+    before, *last = records[-_LOOK_BACK - 1 :]
+    change = abs(last[-1]["upper_loss"] - before["upper_loss"])
+    moved = sum(record["y_move"] for record in last)
+    return change <= tol * abs(last[-1]["upper_loss"]) and moved <= math.sqrt(tol)
+
+
+def progress(rounds: int) -> Callable[[int, Json | None], None]:
+    """Return a callback that prints a line for every evaluation."""
+
+    def show(t: int, record: Json | None) -> None:
+        if record is not None:
+            print(f"round {t} of {rounds}: upper loss {record['upper_loss']:.6g}")
+
+    return show
+
+
+def warn_unless_converged(history: History) -> None:
+    """Warn, as scikit-learn does, where a fit ended far from its solution."""
+    found = history.verdict
+    if found is None or found["converged"] is not False:
+        return
+    solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
+    if not solved or found["hypergradient"] > _ENOUGH:
+        warnings.warn(f"The fit has {found['text']}.", ConvergenceWarning, stacklevel=4)
+
+
+def require_finished(history: History) -> None:
+    """Raise unless a run finished all its rounds."""
+    end = history.end or {"status": "interrupted"}
+    if end["status"] == "interrupted":
+        raise KeyboardInterrupt  # the runner caught it to save its state
+    if end["status"] != "finished":
+        raise UserError(
+            f"The training {end['status']} in round {end['round']}: {end['reason']}; use "
+            "steps='auto'."
+        )
