@@ -15,6 +15,7 @@ from simfbo.estimators import (
     FairRegressor,
     FederatedGLM,
     FederatedLogistic,
+    FederatedMLPClassifier,
     FederatedRidge,
     FederatedTabular,
     LongTailClassifier,
@@ -22,10 +23,10 @@ from simfbo.estimators import (
 )
 
 STEPS = Point(x=0.01, y=0.3, v=0.3)
-LINEAR = [
+MODELS = [
     *(
         kind(rounds=10, steps=STEPS, floor=0.01)
-        for kind in (FederatedRidge, FederatedLogistic, FederatedGLM)
+        for kind in (FederatedRidge, FederatedLogistic, FederatedGLM, FederatedMLPClassifier)
     ),
     *(
         kind(rounds=10, steps=STEPS)
@@ -46,7 +47,7 @@ pytestmark = [
 ]
 
 
-@parametrize_with_checks([*LINEAR, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
+@parametrize_with_checks([*MODELS, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
 def test_all_checks(estimator, check, request):
     trained = check.func.__name__ in TRAINED
     if trained and not isinstance(estimator, FederatedRidge | FederatedLogistic):
@@ -57,7 +58,7 @@ def test_all_checks(estimator, check, request):
 
 
 @pytest.mark.slow
-@parametrize_with_checks([*LINEAR, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
+@parametrize_with_checks([*MODELS, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
 def test_all_checks_with_metadata_routing(estimator, check, request):
     if check.func.__name__ not in TRAINED:
         request.getfixturevalue("random_models")
@@ -66,6 +67,6 @@ def test_all_checks_with_metadata_routing(estimator, check, request):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(LINEAR, expected_failed_checks=lambda _: FOLDS)
+@parametrize_with_checks(MODELS, expected_failed_checks=lambda _: FOLDS)
 def test_all_checks_with_training(estimator, check):
     check(estimator)

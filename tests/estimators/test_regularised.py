@@ -117,7 +117,7 @@ def test_a_fit_ends_when_nothing_changes(rows):
     assert abs(last["upper_loss"] - before["upper_loss"]) <= 1e-3 * last["upper_loss"]
     waiting = [record["y_move"] for record in short.history_.records[:2]]
     assert waiting == [1.0, 1.0]
-    assert last["upper_loss"] == pytest.approx(whole.history_.records[-1]["upper_loss"], rel=2e-3)
+    assert last["upper_loss"] == pytest.approx(whole.history_.records[-1]["upper_loss"], rel=5e-3)
     np.testing.assert_allclose(short.coef_, whole.coef_, atol=0.02 * np.abs(whole.coef_).max())
 
 

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     CHAINS = 18
     TRUSTED_ROWS = 19
     DROP_OUT = 20
+    NETWORKS = 21
     # Folded into keys, where no client and no step has such a number:
     NOISE = 2**31 + 11
     CODED_UP = 2**31 + 12

@@ -6,6 +6,7 @@ require("sklearn", "estimators")  # one clear sentence instead of an ImportError
 
 from simfbo.estimators._fair import FairClassifier, FairRegressor  # noqa: E402
 from simfbo.estimators._long_tail import LongTailClassifier  # noqa: E402
+from simfbo.estimators._mlp import FederatedMLPClassifier  # noqa: E402
 from simfbo.estimators._noisy_labels import NoisyLabelClassifier  # noqa: E402
 from simfbo.estimators._regularised import (  # noqa: E402
     FederatedGLM,
@@ -19,6 +20,7 @@ __all__ = [
     "FairRegressor",
     "FederatedGLM",
     "FederatedLogistic",
+    "FederatedMLPClassifier",
     "FederatedRidge",
     "FederatedTabular",
     "LongTailClassifier",

@@ -136,10 +136,10 @@ class Deployable(FederatedLinear):
             self.feature_names_in_ = np.asarray(features, object)
         self.n_features_in_, self.preprocessing_, self._named = width, None, []
         self.history_, self.n_iter_ = history, history.records[-1]["round"]
-        self._keep_state(state, width)
+        self._keep_deployed(state, width)
         return self
 
-    def _keep_state(self, state: Any, width: int) -> None:
+    def _keep_deployed(self, state: Any, width: int) -> None:
         """Store the model in the last state of a run."""
         units = Units(*(np.asarray(part, float) for part in state.units[:2]))
         target, classes = (0.0, 1.0), len(getattr(self, "classes_", ()))

@@ -1,4 +1,4 @@
-"""Linear models with a learnt L2 weight for every feature (`simfbo.tasks._regularisation`)."""
+"""Models with a learnt L2 weight for every feature (`simfbo.tasks._regularisation`)."""
 
 from numbers import Real
 from typing import Any, Self
@@ -8,22 +8,23 @@ import numpy as np
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import check_scalar
 
+from simfbo.core.data import rounded_up
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
-from simfbo.estimators._base import check_positive
+from simfbo.estimators._base import FederatedEstimator, check_positive
 from simfbo.estimators._deployment import Deployable
 from simfbo.estimators._docs import documented
 from simfbo.estimators._linear import FederatedLinear, LinearClassifier, LinearRegressor
-from simfbo.estimators._scaling import standardised
+from simfbo.estimators._scaling import Scaled, Table, standardised
 from simfbo.estimators._validation import Data, RandomState, weights
 from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
-from simfbo.tasks._regularisation import assemble, penalties, scaled
+from simfbo.tasks._regularisation import LINEAR, Form, assemble, penalties, scaled
 from simfbo.tasks.models import Linear
 
 
-class Regularised(FederatedLinear):
-    """A linear model with an L2 weight for every feature; see its subclasses."""
+class Regularised(FederatedEstimator):
+    """A model with an L2 weight for every feature; see its subclasses."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Regularised(FederatedLinear):
         tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
-        floor: float = 0.001,
+        floor: float = 0.0005,
         spread: float = 0.5,
         sparsity: float = 0.0,
         cohort: int | None = None,
@@ -72,11 +73,33 @@ class Regularised(FederatedLinear):
         setting = assemble(
             rows.training, folds=folds, floor=self.floor, sparsity=self.sparsity,
             spread=self.spread, batch_size=self.batch_size, seed=seed,
+            count=rounded_up(len(table.target)), form=self._form(),  # the same for similar tables
         )  # fmt: skip
         state = self._train(setting, rows, seed)
-        self._keep(table, rows, _model(state.x, state.y))
-        self.regularisation_ = penalties(np.asarray(state.x, float), self.floor)
+        self._keep_clients(table, rows)
+        self._keep_state(table, rows, state)
         return self
+
+    def _form(self) -> Form:
+        """Return the kind of model."""
+        raise NotImplementedError
+
+    def _keep_state(self, table: Table, rows: Scaled, state: Any) -> None:
+        """Store the model in the last state of a run, and its L2 weights."""
+        raise NotImplementedError
+
+
+class RegularisedLinear(Regularised, FederatedLinear):
+    """A linear model with an L2 weight for every feature; see its subclasses."""
+
+    def _form(self) -> Form:
+        """Return linear models."""
+        return LINEAR
+
+    def _keep_state(self, table: Table, rows: Scaled, state: Any) -> None:
+        """Store the mean of the folds' models, and the L2 weights."""
+        self._keep_model(_model(state.x, state.y), rows.units, rows.target_units, table.classes)
+        self.regularisation_ = penalties(np.asarray(state.x, float), self.floor)
 
 
 @jax.jit
@@ -86,7 +109,7 @@ def _model(x: jax.Array, y: Linear) -> Linear:
 
 
 @documented
-class FederatedRidge(LinearRegressor, Regularised, Deployable):
+class FederatedRidge(LinearRegressor, RegularisedLinear, Deployable):
     """Ridge regression that learns how strongly to regularise every feature.
 
     Features and target are standardised, by one exchange over the clients. The L2 weights minimise
@@ -116,7 +139,7 @@ class FederatedRidge(LinearRegressor, Regularised, Deployable):
 
 
 @documented
-class FederatedLogistic(LinearClassifier, Regularised, Deployable):
+class FederatedLogistic(LinearClassifier, RegularisedLinear, Deployable):
     """Logistic regression that learns how strongly to regularise every feature.
 
     Like `FederatedRidge`, but for classes: with the cross-entropy in place of the squared error.
@@ -139,7 +162,7 @@ FAMILIES = {"poisson": linear.Target.COUNT, "gamma": linear.Target.SIZE}
 
 
 @documented
-class FederatedGLM(LinearRegressor, Regularised):
+class FederatedGLM(LinearRegressor, RegularisedLinear):
     """Regression of counts, rates and positive amounts that learns how strongly to regularise.
 
     Like `FederatedRidge`, but for a target whose logarithm is linear in the features, with half the
@@ -178,7 +201,7 @@ class FederatedGLM(LinearRegressor, Regularised):
         tol: float = 1e-3,
         steps: str | Point[float] = "auto",
         folds: int = 5,
-        floor: float = 0.001,
+        floor: float = 0.0005,
         spread: float = 0.5,
         sparsity: float = 0.0,
         cohort: int | None = None,

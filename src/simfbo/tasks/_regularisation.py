@@ -15,24 +15,45 @@ the cross-entropy. Bengio (2000) was the first to choose hyperparameters by such
 """
 
 import math
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.data import FederatedData, rounded_up
+from simfbo.core import trees
+from simfbo.core.data import FederatedData
 from simfbo.core.partition import Rows
 from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.tasks import linear
 from simfbo.tasks.models import Linear
 from simfbo.tasks.samples import Samples, Training
-from simfbo.tasks.task import Baseline, Metrics, Setting, Task
+from simfbo.tasks.task import Baseline, Metrics, Outputs, Setting, Task
 
 _SHUT = 12.0  # an x_j that removes its feature for all practical purposes
-_START = 0.01
+_START = 0.003  # the first L2 weight
 _GRID = np.linspace(-4.0, 10.0, 20)
+
+
+class Form(NamedTuple):
+    """A kind of model whose L2 weights are learnt.
+
+    Attributes:
+        outputs: (x, model, features) -> the outputs for each row.
+        start: (features, classes, floor, seed) -> the initial x and model.
+    """
+
+    outputs: Callable[[jax.Array, PyTree, jax.Array], jax.Array]
+    start: Callable[[int, int, float, int], tuple[np.ndarray, PyTree]]
+
+
+def _first_linear(width: int, classes: int, floor: float, seed: int) -> tuple[np.ndarray, Linear]:
+    return first_x(width, floor), linear.zeros(width, classes)
+
+
+LINEAR = Form(lambda x, model, features: scaled(x, model)(features), _first_linear)
 
 
 @lru_cache(maxsize=32)
@@ -43,6 +64,7 @@ def problem(
     price: float = 0.0,
     pull: float = 0.0,
     weighted: bool = False,
+    form: Form = LINEAR,
 ) -> BilevelProblem:
     """Build the two losses, once for the same settings: they are compiled once as well.
 
@@ -53,15 +75,16 @@ def problem(
         price: what the upper loss pays for each feature that is not shut off.
         pull: what it pays for half the squared distance of each log(lambda_j) from their mean.
         weighted: whether batches hold the rows' weights, after the target.
+        form: the kind of model.
     """
 
-    def row_losses(x: jax.Array, model: Linear, rows: linear.Batch) -> jax.Array:
-        found = linear.losses(scaled(x, model)(rows[0]), rows[1], classes)
+    def row_losses(x: jax.Array, model: PyTree, rows: linear.Batch) -> jax.Array:
+        found = linear.losses(form.outputs(x, model, rows[0]), rows[1], classes)
         return rows[2] * found if weighted else found
 
     fit = linear.cross_validated(row_losses, row_losses, folds, floor)
 
-    def upper(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
+    def upper(x: jax.Array, y: PyTree, batch: linear.Batch) -> jax.Array:
         return fit.upper(x, y, batch) + charge(x, price, pull)
 
     return BilevelProblem(upper, fit.lower)
@@ -75,7 +98,7 @@ def charge(x: jax.Array, price: Any, pull: Any) -> jax.Array:
 
 
 def first_x(width: int, floor: float) -> np.ndarray:
-    """Return the initial x: the same L2 weight for all features, 0.01 where the floor allows it."""
+    """Return the initial x: the same small L2 weight for all features, at least twice the floor."""
     return np.full(width, math.log(max(1.0, _START / floor - 1)), np.float32)
 
 
@@ -88,12 +111,27 @@ def assemble(
     spread: float = math.inf,
     batch_size: int | None,
     seed: int,
+    count: int | None = None,
+    form: Form = LINEAR,
 ) -> Setting:
-    """Assemble problem, data and initial point; the task and the estimators share this."""
-    width, count = training.features.shape[1], rounded_up(len(training.target))
+    """Assemble problem, data and initial point; the task and the estimators share this.
+
+    Args:
+        training: the rows.
+        folds: of the cross-validation.
+        floor: lambda_min.
+        sparsity: of which the price of a feature is log(count) / count.
+        spread: the deviation of log(lambda_j) that is expected.
+        batch_size: of the clients; all their rows by default.
+        seed: of the folds and the initial model.
+        count: the number of rows that price and pull are for; that of the rows by default.
+        form: the kind of model.
+    """
+    count = len(training.target) if count is None else count
     fold = linear.assign_folds(training.strata, folds, seed)
     weight = () if training.weight is None else (training.weight,)
     rows = (training.features, training.target, *weight, fold)
+    x0, model = form.start(training.features.shape[1], training.classes, floor, seed)
     return Setting(
         problem(
             training.classes,
@@ -102,17 +140,24 @@ def assemble(
             sparsity * math.log(count) / count,
             1 / (spread**2 * count),
             weighted=bool(weight),
+            form=form,
         ),
         linear.on_both_levels(rows, training.parts, batch_size),
-        first_x(width, floor),
-        linear.zeros(width, training.classes, folds),
-        outputs,
+        x0,
+        trees.on_device(jax.tree.map(lambda a: np.broadcast_to(a, (folds, *a.shape)), model)),
+        held_out(form),
     )
 
 
-def outputs(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
-    """Return each row's outputs, by a model that was not trained on it."""
-    return linear.held_out(jax.vmap(partial(scaled, x))(y), batch[0], batch[-1])
+@lru_cache(maxsize=32)
+def held_out(form: Form) -> Outputs:
+    """Return (x, y, batch) -> each row's outputs, by a model that was not trained on it."""
+
+    def outputs(x: jax.Array, y: PyTree, batch: linear.Batch) -> jax.Array:
+        each = jax.vmap(lambda model: form.outputs(x, model, batch[0]))(y)
+        return linear.of_fold(each, batch[-1])
+
+    return outputs
 
 
 def scaled(x: jax.Array, model: Linear) -> Linear:

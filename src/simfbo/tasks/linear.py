@@ -148,8 +148,12 @@ def averaged(y: Linear) -> Linear:
 
 def held_out(models: Linear, features: jax.Array, fold: jax.Array) -> jax.Array:
     """Return the outputs for each row of the model of its fold, which was not trained on it."""
-    each = jax.vmap(lambda model: model(features))(models)
-    return jnp.take_along_axis(each, fold[None, :, None], axis=0)[0]
+    return of_fold(jax.vmap(lambda model: model(features))(models), fold)
+
+
+def of_fold(outputs: jax.Array, fold: jax.Array) -> jax.Array:
+    """Return for each row the outputs of its fold's model, from those of all [K, rows, ...]."""
+    return jnp.take_along_axis(outputs, fold[None, :, None], axis=0)[0]
 
 
 @lru_cache(maxsize=32)
