@@ -1,9 +1,10 @@
-"""Trust that changes over time: one number for each client and period."""
+"""Trust that changes over time, and trusted rows that also train."""
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn import config_context
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -115,3 +116,34 @@ def test_periods_that_cannot_be_used_are_one_sentence(drifted, options, months, 
     X, _, y, clients, trusted, _ = drifted
     with pytest.raises(UserError, match=sentence):
         model(**options).fit(X, y, clients, trusted, months)
+
+
+def test_a_class_that_only_trusted_rows_have_is_learnt_with_folds():
+    """All clients call class 2 class 0; nothing but the trusted rows shows it."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 600)
+    X = 2.5 * np.array([[1, 0], [-1, 1], [-1, -1]])[truth] + rng.normal(size=(600, 2))
+    train, trusted = np.arange(600) < 300, rng.random(300) < 0.1
+    y = np.where((truth[train] == 2) & ~trusted, 0, truth[train])
+    for trust in ("network", "clients"):
+        plain, better = (
+            model(trust=trust, folds=folds, steps="auto", rounds=150).fit(
+                X[train], y, np.arange(300) % 4, trusted
+            )
+            for folds in (None, 3)
+        )
+        assert plain.score(X[~train], truth[~train]) < 0.75
+        assert better.score(X[~train], truth[~train]) > 0.9
+        assert (better.trust_[trusted] == 1).all()
+        if trust == "network":
+            right, found = (y == truth[train])[~trusted], better.trust_[~trusted]
+            assert roc_auc_score(right, found) > 0.95 > roc_auc_score(right, plain.trust_[~trusted])
+
+
+@pytest.mark.usefixtures("random_models")
+def test_folds_are_at_least_two(drifted):
+    X, _, y, clients, trusted, _ = drifted
+    with pytest.raises(ValueError, match="folds == 1, must be >= 2"):
+        model(folds=1).fit(X, y, clients, trusted)
+    few = np.arange(360) == 4
+    assert model(folds=5).fit(X, y, clients, few).trust_[4] == 1

@@ -1,13 +1,13 @@
 """A classifier for partly wrong labels (`simfbo.tasks._label_cleaning`)."""
 
 import warnings
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from simfbo.core.keys import Purpose, seed_rng
 from simfbo.core.partition import Rows
-from simfbo.core.problem import Point
+from simfbo.core.problem import Point, PyTree
 from simfbo.errors import UserError
 from simfbo.estimators._base import check_positive
 from simfbo.estimators._docs import documented
@@ -15,21 +15,31 @@ from simfbo.estimators._linear import LinearClassifier
 from simfbo.estimators._scaling import Table, standardised
 from simfbo.estimators._validation import Data, RandomState, mask, members
 from simfbo.runs.trackers.tracking import Track
+from simfbo.tasks import _label_cleaning_folds as in_folds
+from simfbo.tasks import linear
 from simfbo.tasks._label_cleaning import Trust, assemble, model_of, trust_in
+from simfbo.tasks.models import Linear
+from simfbo.tasks.samples import Training
+from simfbo.tasks.task import Setting
 
 
 @documented
 class NoisyLabelClassifier(LinearClassifier):
     """Logistic regression that learns how far to trust labels, from a few known to be correct.
 
-    Rows with trusted labels are used for validation, not for training. Features are standardised,
-    by one exchange over the clients.
+    Rows with trusted labels are used for validation and, with `folds`, also for training. Features
+    are standardised, by one exchange over the clients.
 
     Args:
         {training}
         trust: "network" for a trust in every row, based on how well its label fits the others;
             "clients" for one trust in each client's labels, or in those of each of its periods.
         penalty: the L2 weight, relative to the mean cross-entropy of standardised rows.
+        folds: of a cross-validation over the trusted rows, so that they train as well; fewer if no
+            class has as many. The network then judges labels by a model of the trusted rows, so it
+            also sees mistakes that all clients make. It costs as many models, and trust is small
+            wherever the trusted rows suffice. By default these only validate, and the network
+            judges by a model of the others.
         {federation}
 
     Attributes:
@@ -55,6 +65,7 @@ class NoisyLabelClassifier(LinearClassifier):
         steps: str | Point[float] = "auto",
         trust: Trust = "network",
         penalty: float = 0.01,
+        folds: int | None = None,
         cohort: int | None = None,
         local_steps: int = 1,
         batch_size: int | None = None,
@@ -70,6 +81,7 @@ class NoisyLabelClassifier(LinearClassifier):
         )  # fmt: skip
         self.trust = trust
         self.penalty = penalty
+        self.folds = folds
 
     def fit(
         self,
@@ -98,15 +110,11 @@ class NoisyLabelClassifier(LinearClassifier):
         table, seed = self._read(X, y, clients, trusted=trusted, periods=periods), self._seed()
         judges, rows = _judges(table, table.given["trusted"], seed), standardised(table)
         cells = _cells(table)
-        setting = assemble(
-            rows.training, (_chosen(table, ~judges), _chosen(table, judges)), trust=self.trust,
-            penalty=self.penalty, batch_size=self.batch_size, seed=seed, by_row=True,
-            cells=cells.index,
-        )  # fmt: skip
+        setting = self._setting(rows.training, judges, cells.index, seed)
         state = self._train(setting, rows, seed)
-        self._keep(table, rows, model_of(state.y))
-        found = trust_in(state.x, state.y, setting.data.lower.samples[:3], table.classes)
-        self._keep_trust(np.where(judges, 1.0, np.asarray(found, float)), ~judges, table, cells)
+        self._keep(table, rows, self._model(state.y))
+        found = self._trust_in(state, setting.data.lower.samples, table.classes)
+        self._keep_trust(np.where(judges, 1.0, found), ~judges, table, cells)
         return self
 
     def _check_trust(self, periods: Data) -> None:
@@ -119,6 +127,27 @@ class NoisyLabelClassifier(LinearClassifier):
                 "periods= needs trust='clients', one trust for each client and period: the network "
                 "judges rows one by one and knows neither. Set trust='clients' or omit periods."
             )
+
+    def _setting(
+        self, training: Training, judges: np.ndarray, cells: np.ndarray, seed: int
+    ) -> Setting:
+        """Assemble the problem, in which trusted rows validate or, with folds, also train."""
+        common: Any = {"trust": self.trust, "penalty": self.penalty, "cells": cells,
+                       "batch_size": self.batch_size, "seed": seed}  # fmt: skip
+        if self.folds is None:
+            split = _chosen(training, ~judges), _chosen(training, judges)
+            return assemble(training, split, by_row=True, **common)
+        folds = self._folds(self.folds, training.target[judges])
+        return in_folds.assemble(training, judges, folds=folds, **common)
+
+    def _model(self, y: PyTree) -> Linear:
+        """Return the model that makes predictions."""
+        return model_of(y) if self.folds is None else linear.averaged(model_of(y))
+
+    def _trust_in(self, state: Any, rows: linear.Batch, classes: int) -> np.ndarray:
+        """Return the trust in rows that are not trusted anyway."""
+        judge = trust_in if self.folds is None else in_folds.trust_in
+        return np.asarray(judge(state.x, state.y, rows[:3], classes), float)
 
     def _keep_trust(
         self, trust: np.ndarray, judged: np.ndarray, table: Table, cells: "_Cells"
@@ -177,9 +206,9 @@ def _judges(table: Table, trusted: Data, seed: int) -> np.ndarray:
     return found
 
 
-def _chosen(table: Table, chosen: np.ndarray) -> Rows:
+def _chosen(training: Training, chosen: np.ndarray) -> Rows:
     """Return the chosen ones of each client's rows."""
-    return [rows[chosen[rows]] for rows in table.parts]
+    return [rows[chosen[rows]] for rows in training.parts]
 
 
 def _means(values: np.ndarray, place: np.ndarray, size: int) -> np.ndarray:

@@ -130,10 +130,10 @@ def assemble(
     features, target, classes, parts, _ = training
     owner, build = owners(parts, len(target)), weighted_by_row if by_row else problem
     cells = owner if cells is None else cells
-    factors = tuple(_factor(owner, part) for part in split) if by_row else ()
+    factors = tuple(share_factor(owner, part) for part in split) if by_row else ()
     data = federate(
         (features, target, cells, *factors),
-        *(_padded(part, parts) if by_row else part for part in split),
+        *(some_rows(part, parts) if by_row else part for part in split),
         batch_size=batch_size,
         p=[len(rows) for rows in parts] if by_row else None,
     )
@@ -153,13 +153,13 @@ def outputs_if_clean(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
     return jnp.where(batch[4][:, None] > 0, outputs(x, y, batch), jnp.nan)
 
 
-def _factor(owner: np.ndarray, part: Rows) -> np.ndarray:
+def share_factor(owner: np.ndarray, part: Rows) -> np.ndarray:
     """Return for every row its client's share of the part over its share of all rows."""
     some, everything = np.array([len(rows) for rows in part]), np.bincount(owner)
     return ((some / some.sum()) / (everything / len(owner))).astype(np.float32)[owner]
 
 
-def _padded(part: Rows, parts: Rows) -> Rows:
+def some_rows(part: Rows, parts: Rows) -> Rows:
     """Give each client without rows in the part one of its others, whose factor is zero."""
     return [own if len(own) else rows[:1] for own, rows in zip(part, parts, strict=True)]
 
