@@ -110,7 +110,7 @@ class NoisyLabelClassifier(LinearClassifier):
         table, seed = self._read(X, y, clients, trusted=trusted, periods=periods), self._seed()
         judges, rows = _judges(table, table.given["trusted"], seed), standardised(table)
         cells = _cells(table)
-        setting = self._setting(rows.training, judges, cells.index, seed)
+        setting = self._setting(rows.training, judges, cells.cell, seed)
         state = self._train(setting, rows, seed)
         self._keep(table, rows, self._model(state.y))
         found = self._trust_in(state, setting.data.lower.samples, table.classes)
@@ -168,12 +168,12 @@ class _Cells(NamedTuple):
     Attributes:
         periods: the ids of the periods; None if there are none.
         place: [N], the number of every row's client and period among all pairs of them.
-        index: [N], its number among those that occur.
+        cell: [N], its number among those that occur.
     """
 
     periods: np.ndarray | None
     place: np.ndarray
-    index: np.ndarray
+    cell: np.ndarray
 
 
 def _cells(table: Table) -> _Cells:
@@ -181,8 +181,8 @@ def _cells(table: Table) -> _Cells:
     given, owner = table.given["periods"], table.clients.owner
     found = members("periods", given, len(owner))
     place = owner.astype(np.int64) * len(found.ids) + found.owner
-    index = np.unique(place, return_inverse=True)[1].astype(np.int32)
-    return _Cells(None if given is None else found.ids, place, index)
+    cell = np.unique(place, return_inverse=True)[1].astype(np.int32)
+    return _Cells(None if given is None else found.ids, place, cell)
 
 
 def _judges(table: Table, trusted: Data, seed: int) -> np.ndarray:
