@@ -68,7 +68,7 @@ def test_every_benchmark_is_in_the_index(folder):
     assert time
     assert re.fullmatch(r"20\d\d-[01]\d-[0-3]\d ?", date)
     reproduced = command == f"`simfbo reproduce {folder}`"
-    script = re.fullmatch(r"`python (benchmarks/[\w/]+\.py)`", command)
+    script = re.fullmatch(r"`python (benchmarks/[\w/-]+\.py)`", command)
     assert reproduced == (folder in NAMES)
     assert reproduced or (ROOT / script[1]).is_file()
 

@@ -48,7 +48,8 @@ _FRAGMENTS = {
     preprocessing_: the `FederatedTabular` that turned text and missing values into numbers, by
         further exchanges; None where X held only numbers. `coef_` is then about the columns that
         `get_feature_names_out()` names.
-    n_features_in_: the number of X's columns, without those that name clients, groups or trust.
+    n_features_in_: the number of X's columns, without those that name clients, groups, periods or
+        trust.
     feature_names_in_: their names, if they have any.""",
 }
 

@@ -3,8 +3,8 @@
     g_i = mean of trust(x, row) loss(y, row) + lambda/2 ||y||^2      on labels that may be wrong,
     f_i = mean loss(y, row)                                          on the few clean ones.
 
-Trust is a number between 0 and 1: either one per client, sigmoid(x_i), or a small network of the
-row's loss under a reference model r that weights all labels equally:
+Trust is a number between 0 and 1: either one per client, or per client and period, sigmoid(x_i), or
+a small network of the row's loss under a reference model r that weights all labels equally:
 
     r = argmin mean loss(r, row) + lambda/2 ||r||^2,     trust = net_x(loss(r, row)).
 
@@ -60,12 +60,15 @@ class Reference(NamedTuple):
 
 @lru_cache(maxsize=32)
 def problem(trust: Trust, classes: int, penalty: float) -> BilevelProblem:
-    """Build the two losses on batches (features, label, client), once for the same settings."""
+    """Build the two losses on batches (features, label, cell), once for the same settings.
+
+    The cell is the index of the row's trust: its client, or its client and period.
+    """
 
     def by_client(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
-        features, label, client = batch
+        features, label, cell = batch
         found = linear.losses(y(features), label, classes)
-        return (jax.nn.sigmoid(x)[client] * found).mean() + 0.5 * penalty * trees.squared_norm(y)
+        return (jax.nn.sigmoid(x)[cell] * found).mean() + 0.5 * penalty * trees.squared_norm(y)
 
     def by_network(x: Network, y: Reference, batch: linear.Batch) -> jax.Array:
         features, label, _ = batch
@@ -83,7 +86,7 @@ def problem(trust: Trust, classes: int, penalty: float) -> BilevelProblem:
 
 @lru_cache(maxsize=32)
 def weighted_by_row(trust: Trust, classes: int, penalty: float) -> BilevelProblem:
-    """Build the losses on batches (features, label, client, lower factor, upper factor).
+    """Build the losses on batches (features, label, cell, lower factor, upper factor).
 
     The factors turn the weighted sum over clients into a mean over rows at each level: a client
     without rows at a level has factor zero there.
@@ -108,6 +111,7 @@ def assemble(
     batch_size: int | None,
     seed: int,
     by_row: bool = False,
+    cells: np.ndarray | None = None,
 ) -> Setting:
     """Assemble problem, data and initial point; the task and the estimator share this.
 
@@ -120,17 +124,21 @@ def assemble(
         seed: of the network's initial weights.
         by_row: whether all rows of a level count equally, so that clients may lack rows at a level;
             otherwise clients have the same weights at both levels.
+        cells: [N], the index of the trust that each row has with `clients`; its client's by
+            default. Rows of different clients have different ones.
     """
     features, target, classes, parts, _ = training
     owner, build = owners(parts, len(target)), weighted_by_row if by_row else problem
-    factors = tuple(_factor(owner, part) for part in split) if by_row else ()
+    cells = owner if cells is None else cells
+    factors = tuple(share_factor(owner, part) for part in split) if by_row else ()
     data = federate(
-        (features, target, owner, *factors),
-        *(_padded(part, parts) if by_row else part for part in split),
+        (features, target, cells, *factors),
+        *(some_rows(part, parts) if by_row else part for part in split),
         batch_size=batch_size,
         p=[len(rows) for rows in parts] if by_row else None,
     )
-    start = first(trust, len(parts), features.shape[1], classes, seed)
+    trusts = max(len(parts), int(cells.max()) + 1)
+    start = first(trust, trusts, features.shape[1], classes, seed)
     judged = outputs_if_clean if by_row else outputs
     return Setting(build(trust, classes, penalty), data, *start, judged)
 
@@ -145,13 +153,13 @@ def outputs_if_clean(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
     return jnp.where(batch[4][:, None] > 0, outputs(x, y, batch), jnp.nan)
 
 
-def _factor(owner: np.ndarray, part: Rows) -> np.ndarray:
+def share_factor(owner: np.ndarray, part: Rows) -> np.ndarray:
     """Return for every row its client's share of the part over its share of all rows."""
     some, everything = np.array([len(rows) for rows in part]), np.bincount(owner)
     return ((some / some.sum()) / (everything / len(owner))).astype(np.float32)[owner]
 
 
-def _padded(part: Rows, parts: Rows) -> Rows:
+def some_rows(part: Rows, parts: Rows) -> Rows:
     """Give each client without rows in the part one of its others, whose factor is zero."""
     return [own if len(own) else rows[:1] for own, rows in zip(part, parts, strict=True)]
 
@@ -162,19 +170,19 @@ def model_of(y: Linear | Reference) -> Linear:
 
 
 def trust_in(x: PyTree, y: PyTree, batch: linear.Batch, classes: int) -> jax.Array:
-    """Return the trust in each row of a batch (features, label, client)."""
+    """Return the trust in each row of a batch (features, label, index of its trust)."""
     if isinstance(y, Reference):
         return x(linear.losses(y.reference(batch[0]), batch[1], classes))
     return jax.nn.sigmoid(x)[batch[2]]
 
 
 def first(
-    trust: Trust, clients: int, features: int, classes: int, seed: int
+    trust: Trust, trusts: int, features: int, classes: int, seed: int
 ) -> tuple[PyTree, PyTree]:
     """Return x0 and y0, which trust all labels equally."""
     y0 = linear.zeros(features, classes)
     if trust == "clients":
-        return np.zeros(clients, np.float32), y0
+        return np.zeros(trusts, np.float32), y0
     rng = seed_rng(seed, Purpose.TRUST_NETWORK)
     slope, offset = rng.normal(size=(2, _HIDDEN)).astype(np.float32)
     nothing = np.zeros(_HIDDEN, np.float32)
