@@ -109,7 +109,7 @@ def test_more_than_two_classes(random_models):
 def test_a_client_without_trusted_rows_is_unknown():
     trusted = CLIENTS != "c"
     trusted[:10] = False
-    fitted = NoisyLabelClassifier(**QUICK).fit(X, LABELS, CLIENTS, trusted=trusted)
+    fitted = NoisyLabelClassifier(folds=None, **QUICK).fit(X, LABELS, CLIENTS, trusted=trusted)
     assert fitted.score_clients_.missing == ["c"]
     right = fitted.predict(X) == LABELS
     for client in "ab":

@@ -16,7 +16,7 @@ STEPS = Point(x=1.0, y=0.3, v=0.3)
 
 
 def model(**options):
-    settings = {"rounds": 60, "steps": STEPS, "trust": "clients", "random_state": 0}
+    settings = {"rounds": 60, "steps": STEPS, "trust": "clients", "folds": None, "random_state": 0}
     return NoisyLabelClassifier(**{**settings, **options})
 
 

@@ -27,7 +27,7 @@ from simfbo.tasks.task import Setting
 class NoisyLabelClassifier(LinearClassifier):
     """Logistic regression that learns how far to trust labels, from a few known to be correct.
 
-    Rows with trusted labels are used for validation and, with `folds`, also for training. Features
+    Rows with trusted labels are used for validation and, in `folds`, also for training. Features
     are standardised, by one exchange over the clients.
 
     Args:
@@ -38,8 +38,8 @@ class NoisyLabelClassifier(LinearClassifier):
         folds: of a cross-validation over the trusted rows, so that they train as well; fewer if no
             class has as many. The network then judges labels by a model of the trusted rows, so it
             also sees mistakes that all clients make. It costs as many models, and trust is small
-            wherever the trusted rows suffice. By default these only validate, and the network
-            judges by a model of the others.
+            wherever the trusted rows suffice. With None these only validate, and the network judges
+            by a model of the others.
         {federation}
 
     Attributes:
@@ -65,7 +65,7 @@ class NoisyLabelClassifier(LinearClassifier):
         steps: str | Point[float] = "auto",
         trust: Trust = "network",
         penalty: float = 0.01,
-        folds: int | None = None,
+        folds: int | None = 5,
         cohort: int | None = None,
         local_steps: int = 1,
         batch_size: int | None = None,
