@@ -1,6 +1,7 @@
 """Linear models of all kinds: how they are kept in the user's units, and predict."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +9,16 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from simfbo.core.problem import PyTree
-from simfbo.estimators import _clients
+from simfbo.estimators import _clients, _export
 from simfbo.estimators._base import FederatedClassifier, FederatedEstimator
 from simfbo.estimators._columns import without
 from simfbo.estimators._scaling import Scaled, Table, Units
 from simfbo.estimators._validation import Data
 from simfbo.tasks.models import Linear
 from simfbo.tasks.task import Outputs
+
+if TYPE_CHECKING:
+    import onnx
 
 
 class FederatedLinear(FederatedEstimator):
@@ -41,6 +45,45 @@ class FederatedLinear(FederatedEstimator):
         if classes <= 0:
             self.coef_, self.intercept_ = weight[:, 0], float(bias[0])
 
+    def export(self) -> Any:
+        """Return the fitted model as a plain scikit-learn object, which needs no simfbo.
+
+        Returns:
+            A `LogisticRegression`, `Ridge`, `PoissonRegressor` or `GammaRegressor` with these
+            coefficients. Where X held text or gaps, a `Pipeline` of a `ColumnTransformer` and that
+            model, which takes the same tables. Columns that named clients, groups, trust or weights
+            are no features: a pipeline ignores them, drop them for a model alone.
+        """
+        check_is_fitted(self, "coef_")
+        if self.preprocessing_ is not None:
+            return _export.pipeline(self.preprocessing_, self._plain(self.coef_))
+        names = getattr(self, "feature_names_in_", None)
+        return _export.with_names(self._plain(self.coef_), names)
+
+    def export_onnx(self, path: str | Path | None = None) -> "onnx.ModelProto":
+        """Return the fitted model in the format ONNX, which many languages and devices can run.
+
+        Needs `pip install 'simfbo[onnx]'`. Where X held numbers only, the model has one input `X`,
+        [N, d]. Where it held text or gaps, every column is an input [N, 1] of its own name: NaN is
+        a missing number, "" a missing text; True and False are 1 and 0. Numbers are single
+        precision, as is usual in ONNX.
+
+        Args:
+            path: where to write the model as well.
+
+        Returns:
+            The model. Its outputs are `label` and `probabilities`, [N, C], of a classifier, and
+            `variable`, [N, 1], of a regressor.
+        """
+        check_is_fitted(self, "coef_")
+        from simfbo.estimators import _onnx  # which is not always needed
+
+        return _onnx.exported(self.preprocessing_, self.coef_, self._plain, path)
+
+    def _plain(self, coef: np.ndarray) -> Any:
+        """Return a model of scikit-learn with these coefficients."""
+        raise NotImplementedError
+
     def _predictor(self) -> tuple[Outputs, PyTree]:
         """Return what computes the outputs for a batch, and the model."""
         weight, bias = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
@@ -56,6 +99,10 @@ class FederatedLinear(FederatedEstimator):
 
 class LinearClassifier(FederatedClassifier, FederatedLinear):
     """A linear classifier; see its subclasses."""
+
+    def _plain(self, coef: np.ndarray) -> Any:
+        """Return a `LogisticRegression` with these coefficients."""
+        return _export.classifier(coef, self.intercept_, self.classes_, self.n_iter_)
 
     def decision_function(self, X: Data) -> np.ndarray:
         """Return each row's score for every class; for two classes, only that of the second."""
@@ -78,6 +125,10 @@ class LinearClassifier(FederatedClassifier, FederatedLinear):
 
 class LinearRegressor(RegressorMixin, FederatedLinear):
     """A linear regressor; see its subclasses."""
+
+    def _plain(self, coef: np.ndarray) -> Any:
+        """Return a `Ridge` with these coefficients."""
+        return _export.regressor(coef, self.intercept_)
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the target as floats, and 0 classes."""

@@ -1,0 +1,169 @@
+"""Fitted models as plain scikit-learn objects, which need no simfbo to be unpickled or to predict.
+
+Scikit-learn's objects are fitted to a few rows that lead to the wanted attributes, or whose results
+are replaced; so they also have the attributes that a version of scikit-learn keeps to itself.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import GammaRegressor, LogisticRegression, PoissonRegressor, Ridge
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+from simfbo.errors import UserError, require
+
+if TYPE_CHECKING:
+    from simfbo.estimators._tabular import FederatedTabular
+
+GLMS = {"poisson": PoissonRegressor, "gamma": GammaRegressor}
+_MISSING = "(missing)"
+
+
+def classifier(coef: np.ndarray, intercept: np.ndarray, classes: np.ndarray, rounds: int) -> Any:
+    """Return a `LogisticRegression` with these coefficients, [C, d], or [1, d] for two classes."""
+    model = LogisticRegression().fit(np.zeros((len(classes), coef.shape[1])), classes)
+    return _with(model, coef, intercept, np.array([rounds], np.int32))
+
+
+def regressor(
+    coef: np.ndarray, intercept: float, rounds: int | None = None, kind: Any = Ridge
+) -> Any:
+    """Return a regressor with these coefficients, [d].
+
+    Args:
+        coef: [d].
+        intercept: a number.
+        rounds: becomes `n_iter_`; None, as of a `Ridge`, by default.
+        kind: a class of scikit-learn.
+    """
+    return _with(kind().fit(np.zeros((2, len(coef))), np.ones(2)), coef, intercept, rounds)
+
+
+def _with(model: Any, coef: np.ndarray, intercept: Any, rounds: Any) -> Any:
+    """Return a fitted model with other coefficients."""
+    model.coef_, model.intercept_ = coef.copy(), np.copy(intercept)
+    if np.ndim(intercept) == 0:
+        model.intercept_ = float(intercept)
+    model.n_iter_ = rounds
+    return model
+
+
+def with_names(model: Any, names: Any) -> Any:
+    """Return a fitted model that knows the names of its features, if there are any."""
+    if names is not None:
+        model.feature_names_in_ = np.array(names, object)
+    return model
+
+
+def pipeline(preprocessing: "FederatedTabular", model: Any) -> Pipeline:
+    """Return a fitted pipeline of what turns a table into numbers, and a fitted model."""
+    return Pipeline([("preprocessing", transformer(preprocessing)), ("model", model)])
+
+
+def transformer(tabular: "FederatedTabular") -> ColumnTransformer:
+    """Return a fitted `ColumnTransformer` that does what a `FederatedTabular` does.
+
+    Columns are taken by name where they have names, and all others are dropped.
+    """
+    named = hasattr(tabular, "feature_names_in_")
+    inputs = tabular.inputs
+    places: dict[str, Any] = {name: name if named else j for j, name in enumerate(inputs)}
+    groups = [
+        (text, list(names)) for text, names in groupby(inputs, tabular.categories_.__contains__)
+    ]
+    parts: list[tuple[str, Any, list[Any]]] = []
+    for text, names in groups:
+        if text:
+            parts += [(name, _categories(tabular, name), [places[name]]) for name in names]
+        else:
+            numbers = _numbers(tabular, names)
+            parts.append((f"numbers{len(parts)}", numbers, [places[name] for name in names]))
+    parts = [(f"{j}_{name.replace('__', '_')}", FrozenEstimator(one), columns)
+             for j, (name, one, columns) in enumerate(parts)]  # fmt: skip
+    whole = ColumnTransformer(parts, sparse_threshold=0, verbose_feature_names_out=False)
+    return whole.fit(_one_row(inputs, named))
+
+
+def _one_row(inputs: Sequence[str], named: bool) -> Any:
+    """Return a table with the columns alone that matter: what is fitted to it is frozen."""
+    row = np.zeros((1, len(inputs)), object)
+    return require("pandas", "pandas").DataFrame(row, columns=list(inputs)) if named else row
+
+
+def _numbers(tabular: "FederatedTabular", names: Sequence[str]) -> Pipeline:
+    """Return what fills the gaps of numeric columns and, if it was learnt, standardises them."""
+    places = [tabular.numeric_.index(name) for name in names]
+    fill = _table(names, tabular.fill_[places][None], tabular)
+    steps: list[Any] = [SimpleImputer(strategy=tabular.impute).fit(fill)]
+    if tabular.mean_ is not None and tabular.scale_ is not None:
+        scaler: Any = StandardScaler().fit(np.zeros((1, len(names))))
+        scaler.mean_, scaler.scale_ = tabular.mean_[places], tabular.scale_[places]
+        scaler.var_ = scaler.scale_**2
+        steps.append(scaler)
+    return make_pipeline(*steps)
+
+
+def _categories(tabular: "FederatedTabular", name: str) -> Pipeline:
+    """Return what turns a column of text into zeros and ones.
+
+    Rows of rare categories are fewer than `min_frequency`, so these share the last column.
+    """
+    kept, rare = _values(tabular, name)
+    missing = _mark(name, [*kept, *rare])
+    kept, rare = ([missing if v is None else v for v in part] for part in (kept, rare))
+    objects = FunctionTransformer(
+        np.asarray, kw_args={"dtype": object}, feature_names_out="one-to-one"
+    )
+    gaps = [SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing)
+            for gap in _gaps(hasattr(tabular, "feature_names_in_"))]  # fmt: skip
+    encoder = OneHotEncoder(categories=[[*kept, *rare]], handle_unknown="ignore",
+                            sparse_output=False, min_frequency=2 if rare else None)  # fmt: skip
+    rows = np.array([*kept, *kept, *rare], object)[:, None]
+    return make_pipeline(objects, *gaps, encoder).fit(_table([name], rows, tabular))
+
+
+def _values(tabular: "FederatedTabular", name: str) -> tuple[list[Any], list[Any]]:
+    """Return a column's categories as a table holds them, and those that are rare."""
+    given = tabular.values_of(name)
+    kept, rare = (
+        [None if text is None else given.get(text, text) for text in part[name]]
+        for part in (tabular.categories_, tabular.infrequent_)
+    )
+    return kept, rare
+
+
+def _mark(name: str, categories: Sequence[Any]) -> Any:
+    """Return what stands for missing values: a text, or a number among numbers."""
+    known = [value for value in categories if value is not None]
+    if known and all(isinstance(value, Real | np.bool_) for value in known):
+        return -np.inf
+    if not all(isinstance(value, str) for value in known):
+        raise UserError(
+            f"The categories of column {name!r} are neither all text nor all numbers, so they "
+            "cannot be exported: fit on X with this column as text, by astype(str)."
+        )
+    mark = _MISSING
+    while mark in known:
+        mark = f"({mark})"
+    return mark
+
+
+def _gaps(named: bool) -> list[Any]:
+    """Return what missing values are: one that stands for all of them, if pandas is there."""
+    if not named:
+        return [np.nan, None]
+    return [require("pandas", "pandas").NA]
+
+
+def _table(names: Sequence[str], rows: np.ndarray, tabular: "FederatedTabular") -> Any:
+    """Return rows as a table with the columns' names, where they have any."""
+    if not hasattr(tabular, "feature_names_in_"):
+        return rows
+    return require("pandas", "pandas").DataFrame(rows, columns=list(names))
