@@ -97,6 +97,12 @@ class ClientScores(NamedTuple):
         return np.quantile(known, at).tolist() if len(known) else [np.nan] * len(at)
 
     @property
+    def ranked(self) -> np.ndarray:
+        """Return the clients' places in `ids`, the worst by the first metric first."""
+        first = self._column(None)
+        return np.argsort(-first if self.goals[self._name(None)] == "min" else first)
+
+    @property
     def missing(self) -> list[Any]:
         """Return the ids of clients of which some number is unknown."""
         unknown = np.zeros(len(self.ids), bool)
@@ -145,8 +151,7 @@ class ClientScores(NamedTuple):
 
     def __str__(self) -> str:
         """Return a summary of every metric, and a table with the worst clients first."""
-        first = np.array(self._column(None))
-        order = np.argsort(-first if self.goals[self._name(None)] == "min" else first)
+        order = self.ranked
         shown = order[:_SHOWN]
         rows = [["client", "weight", *self.values]]
         for place in shown:
