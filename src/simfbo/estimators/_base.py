@@ -6,6 +6,7 @@ SimFBO learns the hyperparameters of a model's training on the upper loss of one
 
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.estimators import _clients
+from simfbo.estimators._card import card_of
 from simfbo.estimators._columns import has_text_or_gaps, take_named, without
 from simfbo.estimators._scaling import Scaled, Table
 from simfbo.estimators._tabular import FederatedTabular
@@ -44,7 +46,7 @@ from simfbo.estimators._validation import (
     warn_of_one_client,
 )
 from simfbo.runs.client_scores import ClientScores
-from simfbo.runs.files import Json
+from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
 from simfbo.runs.trackers.tracking import Track
@@ -228,6 +230,18 @@ class FederatedEstimator(BaseEstimator):
         table = Table(inputs, per_row("y", target, len(inputs)), classes, found, {}, Ledger())
         with jax.enable_x64(True):
             return _clients.score(table, *self._predictor())
+
+    def card(self, path: str | Path | None = None) -> str:
+        """Return the model card in Markdown: data, method, scores, cost, privacy and limits.
+
+        Args:
+            path: where to write it as well, such as "card.md".
+        """
+        check_is_fitted(self, "history_")
+        text = card_of(self)
+        if path is not None:
+            write_atomic(Path(path), text)
+        return text
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
         """Return (x, y, batch) -> the outputs for a batch, and y, which holds the model."""

@@ -123,8 +123,9 @@ def _categories(tabular: "FederatedTabular", name: str) -> Pipeline:
     )
     gaps = [SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing)
             for gap in _gaps(hasattr(tabular, "feature_names_in_"))]  # fmt: skip
-    encoder = OneHotEncoder(categories=[[*kept, *rare]], handle_unknown="ignore",
-                            sparse_output=False, min_frequency=2 if rare else None)  # fmt: skip
+    known: Any = [[*kept, *rare]]
+    encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False,
+                            min_frequency=2 if rare else None)  # fmt: skip
     rows = np.array([*kept, *kept, *rare], object)[:, None]
     return make_pipeline(objects, *gaps, encoder).fit(_table([name], rows, tabular))
 

@@ -53,18 +53,18 @@ def exported(
 def _table(tabular: FederatedTabular) -> ColumnTransformer:
     """Return what turns a table into numbers, in the order of its columns, as ONNX can do it."""
     parts = [(f"column{j}", _column(tabular, name), [j]) for j, name in enumerate(tabular.inputs)]
-    rows = [_rows(tabular, name) for name in tabular.inputs]
-    table = np.array([np.resize(np.array(one, object), max(map(len, rows))) for one in rows], object)
-    return ColumnTransformer(parts, sparse_threshold=0).fit(table.T)
+    columns = [np.array(_rows(tabular, name), object) for name in tabular.inputs]
+    most = max(map(len, columns))
+    rows = np.stack([np.resize(column, most) for column in columns], 1)
+    return ColumnTransformer(parts, sparse_threshold=0).fit(rows)
 
 
 def _column(tabular: FederatedTabular, name: str) -> Any:
     """Return what turns a column into numbers; it will be fitted to `_rows`."""
     if name not in tabular.categories_:
         return SimpleImputer(strategy="median")  # of equal numbers: exactly that number
-    return OneHotEncoder(
-        categories=[_rows(tabular, name)], handle_unknown="ignore", sparse_output=False
-    )
+    known: Any = [_rows(tabular, name)]
+    return OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
 
 
 def _rows(tabular: FederatedTabular, name: str) -> list[Any]:
@@ -85,7 +85,7 @@ def _widened(tabular: FederatedTabular, coef: np.ndarray) -> np.ndarray:
     places: list[int] = []
     for name in tabular.inputs:
         first = places[-1] + 1 if places else 0
-        kept, rare = (len(part.get(name, [])) for part in (tabular.categories_, tabular.infrequent_))
-        places += range(first, first + (kept if name in tabular.categories_ else 1))
-        places += [first + kept] * rare
+        kept = len(tabular.categories_.get(name, [""]))  # a number has one column
+        rare = len(tabular.infrequent_.get(name, []))
+        places += [*range(first, first + kept), *[first + kept] * rare]
     return coef[..., places]

@@ -5,7 +5,7 @@ Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from secrets import token_hex
 from typing import NamedTuple

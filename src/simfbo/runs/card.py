@@ -19,7 +19,11 @@ _WORST = 10  # clients in the table of scores
 _SHOWN = 10  # excluded clients, and warnings
 _CHANNELS = {"x": "x, the upper variable", "y": "y, the lower variable", "v": "v, which solves the "
              "linear system", "other": "other numbers", "coded": "coded messages"}  # fmt: skip
+_LEVELS = {"lower": "lower (training) rows", "upper": "upper (validation) rows",
+           "lower and upper": "rows, which both levels use",
+           "lower plus upper": "rows of both levels together"}  # fmt: skip
 _LIMITS = (
+    "What is measured at the end is computed by the server, on the data of its `evaluate`.",
     "Clients' scores are measured on the upper (validation) rows of the clients that took part in "
     "training. These rows chose the upper variable x, so the scores are no test on unseen data.",
     "Clients that did not take part may differ from those that did: measure the model on theirs "
@@ -118,7 +122,7 @@ def _data(header: Json, clients: Sequence[Any] | None) -> str:
     if not samples:
         return "How many rows each client has is not known to the server."
     levels, parts = list(samples), list(samples.values())
-    count, head = parts[0]["clients"], [f"rows ({level})" for level in levels]
+    count, head = parts[0]["clients"], [_LEVELS.get(level, level) for level in levels]
     totals = ", ".join(f"{one['total']:,} {name}" for name, one in zip(head, parts, strict=True))
     text = f"{count:,} client{'s' * (count != 1)}; {totals}.\n\n"
     if "each" not in parts[0]:

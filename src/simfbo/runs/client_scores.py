@@ -81,7 +81,7 @@ class ClientScores(NamedTuple):
         if np.isnan(found).all():
             return Worst(None, np.nan)
         place = int(np.nanargmin(found) if self.goals[name] == "max" else np.nanargmax(found))
-        return Worst(self.ids[place].item(), float(found[place]))
+        return Worst(self.ids.tolist()[place], float(found[place]))
 
     def quantiles(
         self, metric: str | None = None, at: Sequence[float] = tuple(QUANTILES.values())
