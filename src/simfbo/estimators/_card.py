@@ -1,6 +1,7 @@
 """The model card of an estimator: what its history says, and what only the estimator knows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sklearn
@@ -47,8 +48,8 @@ def _described(history: History, estimator: "FederatedEstimator") -> History:
     config = {key: value for key, value in given.items() if key not in _HIDDEN}
     versions = {**header["versions"], "scikit-learn": sklearn.__version__}
     own = {**header, "config": config, "versions": versions}
-    return History(own, _records(history, estimator), history.end, None, history.refusals, history.verdict,
-                   history.warnings, history.clients)  # fmt: skip
+    records = _records(history, estimator)
+    return replace(history, header=own, records=records, state=None)
 
 
 def _records(history: History, estimator: "FederatedEstimator") -> list[Json]:

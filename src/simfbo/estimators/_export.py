@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simfbo.estimators._tabular import FederatedTabular
 
 GLMS = {"poisson": PoissonRegressor, "gamma": GammaRegressor}
-_MISSING = "(missing)"
+_MISSING = "\0missing"
 
 
 def classifier(coef: np.ndarray, intercept: np.ndarray, classes: np.ndarray, rounds: int) -> Any:
@@ -115,19 +115,30 @@ def _categories(tabular: "FederatedTabular", name: str) -> Pipeline:
 
     Rows of rare categories are fewer than `min_frequency`, so these share the last column.
     """
-    kept, rare = _values(tabular, name)
-    missing = _mark(name, [*kept, *rare])
-    kept, rare = ([missing if v is None else v for v in part] for part in (kept, rare))
     objects = FunctionTransformer(
         np.asarray, kw_args={"dtype": object}, feature_names_out="one-to-one"
     )
+    kept, rare = _values(tabular, name)
+    missing = _mark([*kept, *rare])
     gaps = [SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing)
             for gap in _gaps(hasattr(tabular, "feature_names_in_"))]  # fmt: skip
+    kept, rare = ([missing if v is None else v for v in part] for part in (kept, rare))
     known: Any = [[*kept, *rare]]
     encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False,
                             min_frequency=2 if rare else None)  # fmt: skip
     rows = np.array([*kept, *kept, *rare], object)[:, None]
     return make_pipeline(objects, *gaps, encoder).fit(_table([name], rows, tabular))
+
+
+def _mark(categories: Sequence[Any]) -> Any:
+    """Return what stands for missing values: a text that tables do not hold, or such a number."""
+    known = [value for value in categories if value is not None]
+    return -np.inf if known and not isinstance(known[0], str) else _MISSING
+
+
+def _gaps(named: bool) -> list[Any]:
+    """Return what missing values are; where there is a frame, pandas' own stands for all."""
+    return [require("pandas", "pandas").NA] if named else [np.nan, None]
 
 
 def _values(tabular: "FederatedTabular", name: str) -> tuple[list[Any], list[Any]]:
@@ -137,30 +148,13 @@ def _values(tabular: "FederatedTabular", name: str) -> tuple[list[Any], list[Any
         [None if text is None else given.get(text, text) for text in part[name]]
         for part in (tabular.categories_, tabular.infrequent_)
     )
-    return kept, rare
-
-
-def _mark(name: str, categories: Sequence[Any]) -> Any:
-    """Return what stands for missing values: a text, or a number among numbers."""
-    known = [value for value in categories if value is not None]
-    if known and all(isinstance(value, Real | np.bool_) for value in known):
-        return -np.inf
-    if not all(isinstance(value, str) for value in known):
+    known = [value for value in (*kept, *rare) if value is not None]
+    if not any(all(isinstance(v, one) for v in known) for one in (str, Real | np.bool_)):
         raise UserError(
             f"The categories of column {name!r} are neither all text nor all numbers, so they "
             "cannot be exported: fit on X with this column as text, by astype(str)."
         )
-    mark = _MISSING
-    while mark in known:
-        mark = f"({mark})"
-    return mark
-
-
-def _gaps(named: bool) -> list[Any]:
-    """Return what missing values are: one that stands for all of them, if pandas is there."""
-    if not named:
-        return [np.nan, None]
-    return [require("pandas", "pandas").NA]
+    return kept, rare
 
 
 def _table(names: Sequence[str], rows: np.ndarray, tabular: "FederatedTabular") -> Any:

@@ -64,9 +64,9 @@ class FederatedLinear(FederatedEstimator):
         """Return the fitted model in the format ONNX, which many languages and devices can run.
 
         Needs `pip install 'simfbo[onnx]'`. Where X held numbers only, the model has one input `X`,
-        [N, d]. Where it held text or gaps, every column is an input [N, 1] of its own name: NaN is
-        a missing number, "" a missing text; True and False are 1 and 0. Numbers are single
-        precision, as is usual in ONNX.
+        [N, d]. Where it held text or gaps, every column is an input [N, 1] of its own name, with
+        "_" for spaces and the like: NaN is a missing number, "" a missing text; True and False are
+        1 and 0, also as labels. Numbers are single precision, as is usual in ONNX.
 
         Args:
             path: where to write the model as well.
