@@ -10,7 +10,6 @@ from simfbo.core.ledger import Traffic
 from simfbo.errors import plain
 from simfbo.estimators._tabular import FederatedTabular
 from simfbo.runs.card import Model, card, table
-from simfbo.runs.files import Json
 from simfbo.runs.history import History
 
 if TYPE_CHECKING:
@@ -28,38 +27,31 @@ _LIMITS = (
 
 
 def card_of(estimator: "FederatedEstimator") -> str:
-    """Return the model card of a fitted estimator."""
+    """Return the model card of an estimator that was fitted, or loaded from a run."""
     history, name = estimator.history_, type(estimator).__name__
+    fitted = history.header["config"].get("estimator") == name  # else an earlier fit's are not its
     model = Model(
         title=name,
         text=_text(estimator, name),
-        scores=getattr(estimator, "score_clients_", history.client_scores),
-        clients=getattr(estimator, "clients_", None),
+        scores=estimator.score_clients_ if fitted else history.client_scores,
+        clients=estimator.clients_.tolist() if fitted else None,
         sections=[("Preprocessing", _preprocessing(estimator.preprocessing_))],
         limits=_LIMITS,
     )
-    return card(_described(history, estimator), model)
+    sent = estimator.ledger_.evaluation if fitted else Traffic()
+    return card(_described(history, sent), model)
 
 
-def _described(history: History, estimator: "FederatedEstimator") -> History:
-    """Return the history with the settings and versions that belong on a card."""
+def _described(history: History, sent: Traffic) -> History:
+    """Return the history with what belongs on a card, and what the clients' scores took."""
     header = history.header
-    given = header["config"] or estimator.get_params(deep=False)
-    config = {key: value for key, value in given.items() if key not in _HIDDEN}
+    config = {key: value for key, value in header["config"].items() if key not in _HIDDEN}
     versions = {**header["versions"], "scikit-learn": sklearn.__version__}
     own = {**header, "config": config, "versions": versions}
-    records = _records(history, estimator)
-    return replace(history, header=own, records=records, state=None)
-
-
-def _records(history: History, estimator: "FederatedEstimator") -> list[Json]:
-    """Return the last record, with the evaluation on clients that follows it."""
     last = {name: value for name, value in history.records[-1].items() if name != "y_move"}
-    ledger = getattr(estimator, "ledger_", None)
-    sent = Traffic() if ledger is None else ledger.evaluation
     if total := sent.bytes_down + sent.bytes_up:
         last["bytes_evaluation"] = total
-    return [last]
+    return replace(history, header=own, records=[last], state=None)
 
 
 def _text(estimator: "FederatedEstimator", name: str) -> str:

@@ -121,7 +121,8 @@ def _data(header: Json, clients: Sequence[Any] | None) -> str:
     samples = header.get("samples")
     if not samples:
         return "How many rows each client has is not known to the server."
-    levels, parts = list(samples), list(samples.values())
+    levels: list[str] = list(samples)
+    parts: list[Json] = list(samples.values())
     count, head = parts[0]["clients"], [_LEVELS.get(level, level) for level in levels]
     totals = ", ".join(f"{one['total']:,} {name}" for name, one in zip(head, parts, strict=True))
     text = f"{count:,} client{'s' * (count != 1)}; {totals}.\n\n"
