@@ -145,8 +145,7 @@ print(results.mean().round(3).to_string())
 # %%
 means = results.mean()
 finding = (
-    f"For a hospital that took no part, loss {means['federated']:.2f}; with pooled rows it is "
-    f"{means['pooled']:.2f}"
+    f"A hospital that took no part: loss {means['federated']:.2f}, pooled {means['pooled']:.2f}"
 )
 about = f"Log-loss on the rows of the hospital that was left out; {len(table)} rows in all."
 figure, ((ax,),) = style.new(finding, about, size=(8.5, 3.8))
@@ -156,7 +155,8 @@ shown = (("one other hospital", MUTED), ("pooled", COLOURS[1]), ("federated", CO
 for shift, (name, colour) in zip((-0.15, 0.0, 0.15), shown, strict=True):
     ax.scatter(places + shift, results[name], color=colour, s=36, zorder=3, label=name)
 ax.set_xticks(places, results.index)
-style.key(ax, loc="upper right")
+ax.set_ylim(top=1.2 * results.to_numpy().max())
+style.key(ax, loc="upper right", ncols=3)
 options.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(options.output / "figure.png", dpi=100)
 style.save_svg(figure, options.output / "figure.svg")

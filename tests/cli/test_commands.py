@@ -8,7 +8,8 @@ import pytest
 
 from simfbo import checks, datasets
 
-FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
+FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "card.md", "summary.txt",
+         "variables.npz"}  # fmt: skip
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
 RUN = ("run", "quadratic", *SMALL)
 DIGITS = (

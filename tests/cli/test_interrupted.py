@@ -13,7 +13,8 @@ import pytest
 from simfbo.config import build, build_task
 from simfbo.runs.history import History
 
-FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
+FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "card.md", "summary.txt",
+         "variables.npz"}  # fmt: skip
 RUN = ("run", "quadratic", "--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
 
 

@@ -19,7 +19,8 @@ from simfbo.errors import UserError
 from simfbo.runs.checkpoint import load_variables
 from simfbo.runs.history import History
 
-FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz"}
+FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "card.md", "summary.txt",
+         "variables.npz"}  # fmt: skip
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--every", "1")
 RUN = ("run", "quadratic", *SMALL)
 DIGITS = (

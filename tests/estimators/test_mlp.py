@@ -1,5 +1,7 @@
 """A network with learnt L2 weights: what it learns, predicts and keeps."""
 
+import pickle
+
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss
@@ -80,3 +82,25 @@ def test_one_weight_for_every_layer():
 def test_wrong_parameters_are_sentences(wrong, sentence):
     with pytest.raises((UserError, ValueError), match=sentence):
         FederatedMLPClassifier(**wrong).fit(X, LABELS, CLIENTS)
+
+
+@pytest.mark.parametrize("labels", [LABELS, np.array(["a", "b", "c"])[np.arange(200) % 3]])
+@pytest.mark.usefixtures("random_models")
+def test_exported_networks_predict_the_same(labels):
+    model = FederatedMLPClassifier(hidden_layer_sizes=(3, 2), random_state=0)
+    model.fit(X, labels, CLIENTS)
+    plain = pickle.loads(pickle.dumps(model.export()))
+    np.testing.assert_allclose(plain.predict_proba(X), model.predict_proba(X), atol=1e-12)
+    np.testing.assert_array_equal(plain.predict(X), model.predict(X))
+
+
+@pytest.mark.usefixtures("random_models")
+def test_networks_in_onnx():
+    pytest.importorskip("skl2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    Z = (X - X.mean(0)) / X.std(0)  # single precision: no large means
+    model = FederatedMLPClassifier(hidden_layer_sizes=3, random_state=0).fit(Z, LABELS, CLIENTS)
+    session = runtime.InferenceSession(model.export_onnx().SerializeToString())
+    label, found = session.run(None, {"X": Z.astype(np.float32)})
+    np.testing.assert_allclose(found, model.predict_proba(Z), atol=1e-5)
+    np.testing.assert_array_equal(label, model.predict(Z))

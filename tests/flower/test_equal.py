@@ -214,6 +214,10 @@ def test_trees_and_unequal_clients_in_single_precision(flower, single_precision)
     require_equal(found, wanted, 1e-6)
     assert found.state.x[0].dtype == jnp.float32
     np.testing.assert_allclose(federation.p, np.array([8, 18, 18, 8]) / 52)
+    assert found.header["samples"]["lower plus upper"]["each"] == [8, 18, 18, 8]
+    assert "52 rows of both levels together." in found.card()
+    unknown = FlowerFederation(flower.Grid(plan, {}), plan)
+    assert unknown.sample_counts is None
 
 
 def _plan(config):

@@ -92,6 +92,15 @@ def test_on_flower_it_is_the_simulation_and_its_folder_holds_the_model(
     frame = pytest.importorskip("pandas").DataFrame(X, columns=["a", "b", "c"])
     assert {*model.predict(frame)} == {*LABELS}
     np.testing.assert_allclose(model.decision_function(frame), wanted, atol=1e-5)
+    exported = model.export()
+    np.testing.assert_array_equal(exported.predict(frame), model.predict(frame))
+    # The card is of that run: neither of an earlier fit nor of the estimator's own settings.
+    model.score_clients_ = model.clients_ = model.ledger_ = None
+    text = model.card()
+    assert f"{2 * sum(SIZES)} rows of both levels together." in text
+    assert "## Scores of the clients\n\nNot measured." in text
+    assert "| `rounds` | 1000 |" not in text
+    assert "3 of at most 3 rounds: finished." in text
 
 
 def test_a_label_that_is_no_class_is_named_with_its_client(flower):

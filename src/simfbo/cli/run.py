@@ -27,7 +27,9 @@ from simfbo.runs.trackers.tracking import Tracking, used_before
 if TYPE_CHECKING:
     from simfbo.config.build import Built
 
-_ARTEFACTS = ("figure.png", "figure.svg", "report.html", "summary.txt", "variables.npz")
+_ARTEFACTS = (
+    "figure.png", "figure.svg", "report.html", "card.md", "summary.txt", "variables.npz"
+)  # fmt: skip
 EPILOG = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
   simfbo run hyper-representation --dataset mnist --rounds 2000
@@ -116,7 +118,6 @@ def train(
     from simfbo.config.build import build
     from simfbo.config.build_task import build_task
     from simfbo.engines.compile_cache import keep_compilations
-    from simfbo.runs import report
     from simfbo.runs.checkpoint import save_variables
 
     keep_compilations()
@@ -130,10 +131,11 @@ def train(
         history = _watch(built, directory, quiet, how)
         save_variables(directory / "variables.npz", history.state.x, history.state.y)
         files = "History" if not _drawn(history, directory) else "Figure, page, history"
-        text = report.summary(history)
+        text = history.summary()
         finished = (history.end or {}).get("status") == "finished"
         if finished and baselines and built.task.baselines:
             text += "\n" + _baselines(built, history, directory, quiet)
+        write_atomic(directory / "card.md", history.card())
         write_atomic(directory / "summary.txt", text + "\n")
         OUT.print(f"{text}\n{files} and variables are in {directory}", markup=False)
         tracking.artefact(*(directory / name for name in _ARTEFACTS))

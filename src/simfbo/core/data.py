@@ -274,7 +274,10 @@ def roomy(data: FederatedData) -> FederatedData:
     Compiled programs depend on the sizes of arrays: data of nearly as many rows then shares them,
     as the folds of a cross-validation do. What the clients compute stays the same.
     """
-    return replace(data, lower=_roomy(data.lower), upper=_roomy(data.upper))
+    lower, upper = _roomy(data.lower), _roomy(data.upper)
+    if data.lower.samples is data.upper.samples:  # held once, as before
+        upper = replace(upper, samples=lower.samples)
+    return replace(data, lower=lower, upper=upper)
 
 
 def rounded_up(count: int) -> int:

@@ -6,7 +6,8 @@ SimFBO learns the hyperparameters of a model's training on the upper loss of one
 
 from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,7 +25,8 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
-from simfbo.estimators import _clients
+from simfbo.estimators import _clients, _export
+from simfbo.estimators._card import card_of
 from simfbo.estimators._columns import has_text_or_gaps, take_named, without
 from simfbo.estimators._scaling import Scaled, Table
 from simfbo.estimators._tabular import FederatedTabular
@@ -44,11 +46,14 @@ from simfbo.estimators._validation import (
     warn_of_one_client,
 )
 from simfbo.runs.client_scores import ClientScores
-from simfbo.runs.files import Json
+from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
 from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks.task import Outputs, Setting
+
+if TYPE_CHECKING:
+    import onnx
 
 
 class FederatedEstimator(BaseEstimator):
@@ -228,6 +233,63 @@ class FederatedEstimator(BaseEstimator):
         table = Table(inputs, per_row("y", target, len(inputs)), classes, found, {}, Ledger())
         with jax.enable_x64(True):
             return _clients.score(table, *self._predictor())
+
+    def card(self, path: str | Path | None = None) -> str:
+        """Return the model card in Markdown: data, method, scores, cost, privacy and limits.
+
+        Args:
+            path: where to write it as well, such as "card.md".
+        """
+        check_is_fitted(self, "history_")
+        text = card_of(self)
+        if path is not None:
+            write_atomic(Path(path), text)
+        return text
+
+    def export(self) -> Any:
+        """Return the fitted model as a plain scikit-learn object, which needs no simfbo.
+
+        Returns:
+            A `LogisticRegression`, `Ridge`, `PoissonRegressor` or `GammaRegressor` with these
+            coefficients, or a `VotingClassifier` of networks. Where X held text or gaps, a
+            `Pipeline` of a `ColumnTransformer` and that model, which takes the same tables. Columns
+            that named clients, groups, trust or weights are no features: a pipeline ignores them,
+            drop them for a model alone.
+        """
+        check_is_fitted(self, "history_")
+        if self.preprocessing_ is not None:
+            return _export.pipeline(self.preprocessing_, self._plain(self._weights))
+        names = getattr(self, "feature_names_in_", None)
+        return _export.with_names(self._plain(self._weights), names)
+
+    def export_onnx(self, path: str | Path | None = None) -> "onnx.ModelProto":
+        """Return the fitted model in the format ONNX, which many languages and devices can run.
+
+        Needs `pip install 'simfbo[onnx]'`. Where X held numbers only, the model has one input `X`,
+        [N, d]. Where it held text or gaps, every column is an input [N, 1] of its own name, with
+        "_" for spaces and the like: NaN is a missing number, "" a missing text; True and False are
+        1 and 0, also as labels. Numbers are single precision, as is usual in ONNX.
+
+        Args:
+            path: where to write the model as well.
+
+        Returns:
+            The model. Its outputs are `label` and `probabilities`, [N, C], of a classifier, and
+            `variable`, [N, 1], of a regressor.
+        """
+        check_is_fitted(self, "history_")
+        from simfbo.estimators import _onnx  # which is not always needed
+
+        return _onnx.exported(self.preprocessing_, self._weights, self._plain, path)
+
+    @property
+    def _weights(self) -> np.ndarray:
+        """Return what multiplies the features; the last axis counts them."""
+        raise NotImplementedError
+
+    def _plain(self, weights: np.ndarray) -> Any:
+        """Return a model of scikit-learn with these weights of the features."""
+        raise NotImplementedError
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
         """Return (x, y, batch) -> the outputs for a batch, and y, which holds the model."""

@@ -55,6 +55,11 @@ class Column(NamedTuple):
         ]
 
     @property
+    def not_text(self) -> dict[str, Any]:
+        """Return the values that are neither text nor missing, by their texts."""
+        return {_text(v): v for v, kind in self._pairs if kind and not isinstance(v, str)}
+
+    @property
     def _pairs(self) -> Iterable[tuple[Any, int]]:
         return zip(self.values, self.kinds, strict=True)
 

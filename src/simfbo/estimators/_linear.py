@@ -8,7 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from simfbo.core.problem import PyTree
-from simfbo.estimators import _clients
+from simfbo.estimators import _clients, _export
 from simfbo.estimators._base import FederatedClassifier, FederatedEstimator
 from simfbo.estimators._columns import without
 from simfbo.estimators._scaling import Scaled, Table, Units
@@ -41,6 +41,11 @@ class FederatedLinear(FederatedEstimator):
         if classes <= 0:
             self.coef_, self.intercept_ = weight[:, 0], float(bias[0])
 
+    @property
+    def _weights(self) -> np.ndarray:
+        """Return the coefficients."""
+        return self.coef_
+
     def _predictor(self) -> tuple[Outputs, PyTree]:
         """Return what computes the outputs for a batch, and the model."""
         weight, bias = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
@@ -56,6 +61,10 @@ class FederatedLinear(FederatedEstimator):
 
 class LinearClassifier(FederatedClassifier, FederatedLinear):
     """A linear classifier; see its subclasses."""
+
+    def _plain(self, weights: np.ndarray) -> Any:
+        """Return a `LogisticRegression` with these coefficients."""
+        return _export.classifier(weights, self.intercept_, self.classes_, self.n_iter_)
 
     def decision_function(self, X: Data) -> np.ndarray:
         """Return each row's score for every class; for two classes, only that of the second."""
@@ -78,6 +87,10 @@ class LinearClassifier(FederatedClassifier, FederatedLinear):
 
 class LinearRegressor(RegressorMixin, FederatedLinear):
     """A linear regressor; see its subclasses."""
+
+    def _plain(self, weights: np.ndarray) -> Any:
+        """Return a `Ridge` with these coefficients."""
+        return _export.regressor(weights, self.intercept_)
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the target as floats, and 0 classes."""

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from simfbo.core.problem import Point, PyTree
 from simfbo.errors import UserError
+from simfbo.estimators import _export
 from simfbo.estimators._base import FederatedClassifier
 from simfbo.estimators._columns import without
 from simfbo.estimators._docs import documented
@@ -131,6 +132,16 @@ class FederatedMLPClassifier(FederatedClassifier, Regularised):
         """Return the most likely class of every row."""
         likely = self.predict_proba(X).argmax(1)
         return self.classes_[likely]
+
+    @property
+    def _weights(self) -> np.ndarray:
+        """Return the weights of the first layer, [folds, outputs, features]."""
+        return self.coefs_[0].swapaxes(1, 2)
+
+    def _plain(self, weights: np.ndarray) -> Any:
+        """Return a `VotingClassifier` of networks with these weights of the features."""
+        coefs = [weights.swapaxes(1, 2), *self.coefs_[1:]]
+        return _export.networks(coefs, self.intercepts_, self.classes_)
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
         """Return (x, y, batch) -> the logarithms of the probabilities, and the networks."""

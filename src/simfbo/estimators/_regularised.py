@@ -11,6 +11,7 @@ from sklearn.utils import check_scalar
 from simfbo.core.data import rounded_up
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
+from simfbo.estimators import _export
 from simfbo.estimators._base import FederatedEstimator, check_positive
 from simfbo.estimators._deployment import Deployable
 from simfbo.estimators._docs import documented
@@ -227,6 +228,11 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
             least = "positive" if self.family == "gamma" else "zero or positive"
             raise UserError(f"y must be {least} in every row for family={self.family!r}.")
         return y.astype(np.float64), FAMILIES[self.family]
+
+    def _plain(self, weights: np.ndarray) -> Any:
+        """Return a `PoissonRegressor` or `GammaRegressor` with these coefficients."""
+        kind = _export.GLMS[self.family]
+        return _export.regressor(weights, self.intercept_, self.n_iter_, kind)
 
     def predict(self, X: Data) -> np.ndarray:
         """Return the expected target of every row."""

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.compose import ColumnTransformer
 from sklearn.utils import check_scalar
 from sklearn.utils.validation import (
     _check_feature_names_in,  # pyright: ignore[reportPrivateUsage]
@@ -40,6 +41,7 @@ from simfbo.estimators._columns import (
     take_named,
     without,
 )
+from simfbo.estimators._export import transformer
 from simfbo.estimators._validation import Data, members, warn_of_one_client
 
 
@@ -133,6 +135,16 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         pairs = zip(self._inputs, columns, strict=True)
         return np.hstack([self._encoded(name, column) for name, column in pairs])
 
+    def export(self) -> ColumnTransformer:
+        """Return a fitted `ColumnTransformer` of scikit-learn that does what `transform` does.
+
+        It needs no simfbo. It takes frames by the names of their columns, in any order, and drops
+        columns that `fit` did not see as features; text that stands for a number is another
+        category than the number.
+        """
+        check_is_fitted(self, "fill_")
+        return transformer(self)
+
     def get_feature_names_out(self, input_features: Data = None) -> np.ndarray:
         """Return the names of the transformed columns, such as `age` and `ward_surgery`.
 
@@ -151,6 +163,15 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.categorical = True
         return tags
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the names of the columns that are features; x0, x1, ... if they have none."""
+        return list(self._inputs)
+
+    def values_of(self, name: str) -> dict[str, Any]:
+        """Return what a table holds in place of categories that are no text, by their texts."""
+        return getattr(self, "_values", {}).get(name, {})
 
     def _columns(self, X: Data, reset: bool) -> list[Column]:
         """Validate a table and return its columns."""
@@ -172,6 +193,7 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
             _require_one_kind(column, int(kind))
         text = np.flatnonzero(found.kinds == TEXT)
         self.categories_, self.infrequent_ = {}, {}
+        self._values = {columns[j].name: columns[j].not_text for j in text}
         if len(text):
             sizes = int(found.categories.max()), int(found.longest.max())
             total = agree_on_categories([counts[j] for j in text], *sizes, self.ledger_)

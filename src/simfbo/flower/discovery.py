@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from simfbo.errors import UserError
 from simfbo.flower.transport import HELLO, Envelope, Package, Response, Transport
@@ -125,6 +125,16 @@ class Discovery:
         known = node in homes.values()
         if homes.get(client, node) != node and (taken or known):
             raise _Unusable(f"holds client {client}, which another node holds")
+
+
+def require_same_samples(reported: Mapping[int, int], before: Sequence[float]) -> None:
+    """Raise if a client has another number of samples than when the run was started."""
+    for i, now in sorted(reported.items()):
+        if now != before[i]:
+            raise UserError(
+                f"Client {i} has {now} samples, and {before[i]:g} when the run was started: resume "
+                "it with the same data, or start another run."
+            )
 
 
 def _reported(response: Response, n: int) -> dict[int, int]:

@@ -5,7 +5,7 @@ Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from secrets import token_hex
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from simfbo.engines._messages import combined
 from simfbo.engines.base import Call, Engine
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent, with_arrays
-from simfbo.flower.discovery import Discovery
+from simfbo.flower.discovery import Discovery, require_same_samples
 from simfbo.flower.memory import Versions, lost
 from simfbo.flower.node import (
     Code,
@@ -102,6 +102,14 @@ class DistributedFederation(Engine):
         """Return None: nodes send no digests of data, which would let a server test guesses."""
         return None
 
+    @property
+    def sample_counts(self) -> dict[str, np.ndarray] | None:
+        """Return how many samples nodes report for each client; None if some did not report."""
+        found = self._discovery.samples
+        if any(i not in found for i in range(self.n)):
+            return None
+        return {"lower plus upper": np.array([found[i] for i in range(self.n)])}
+
     def connect(self, p: Sequence[float] | None = None) -> list[float]:
         """Wait for the nodes; learn which clients they hold and, unless given, their weights.
 
@@ -121,7 +129,7 @@ class DistributedFederation(Engine):
             raise UserError(self._incomplete(missing))
         self._discovery.close()
         if p is not None and self._plan.p is None:
-            _require_same_samples(self._discovery.samples, p)
+            require_same_samples(self._discovery.samples, p)
         weights = next((one for one in (p, self._plan.p) if one is not None), None)
         weights = self._discovery.reported_weights() if weights is None else weights
         self.data = replace(self.data, p=checked_weights(weights, self.n))
@@ -347,16 +355,6 @@ class DistributedFederation(Engine):
 def _clients(clients: list[int]) -> str:
     """Return clients in words."""
     return f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
-
-
-def _require_same_samples(reported: Mapping[int, int], before: Sequence[float]) -> None:
-    """Raise if a client has another number of samples than when the run was started."""
-    for i, now in sorted(reported.items()):
-        if now != before[i]:
-            raise UserError(
-                f"Client {i} has {now} samples, and {before[i]:g} when the run was started: resume "
-                "it with the same data, or start another run."
-            )
 
 
 def _refusal(request: Request, position: int, reason: Reason) -> Refusal:

@@ -1,11 +1,13 @@
 """What is checked and made before a run begins, or goes on."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm
 from simfbo.core.problem import PyTree
 from simfbo.errors import UserError, brief
@@ -15,20 +17,56 @@ from simfbo.runs.history import versions
 from simfbo.runs.replies import taken_refusals, taken_suspicions
 from simfbo.runs.run_log import Progress
 
+LISTED = 20  # clients whose numbers of samples are in the header
+
 
 def header_of(
-    name: str, rounds: int, every: int, seed: int, config: Json | None, about: Json | None
+    algorithm: Algorithm,
+    federation: Any,
+    rounds: int,
+    every: int,
+    seed: int,
+    config: Json | None,
+    about: Json | None,
 ) -> Json:
     """Return the header of a history; the arguments are those of `run`."""
     return {
-        "algorithm": name,
+        "algorithm": algorithm.name,
         "rounds": rounds,
         "every": every,
         "seed": seed,
         "config": dict(config or {}),
         "about": dict(about or {}),
         "versions": versions(),
+        **_data(algorithm, federation),
     }
+
+
+def _data(algorithm: Algorithm, federation: Any) -> Json:
+    """Return how many samples clients have, or that messages are private."""
+    if "privacy" in algorithm.settings:
+        return {"private": True}  # of counts, the guarantee says nothing
+    found = _sample_counts(federation)
+    return {"samples": {level: _spread(counts) for level, counts in found.items()}} if found else {}
+
+
+def _sample_counts(federation: Any) -> Mapping[str, np.ndarray] | None:
+    """Return every client's number of samples, by level; None if that is not known here."""
+    data = getattr(federation, "data", None)
+    if hasattr(federation, "sample_counts") or not isinstance(data, FederatedData):
+        return getattr(federation, "sample_counts", None)
+    lower, upper = data.lower, data.upper
+    shared = lower.samples is upper.samples and np.array_equal(lower.rows, upper.rows)
+    if shared and np.array_equal(lower.count, upper.count):
+        return {"lower and upper": np.asarray(lower.count)}
+    return {"lower": np.asarray(lower.count), "upper": np.asarray(upper.count)}
+
+
+def _spread(counts: np.ndarray) -> Json:
+    """Return a few numbers of some counts and, unless there are many, each of them."""
+    found = {"clients": len(counts), "least": int(counts.min()), "most": int(counts.max()),
+             "median": float(np.median(counts)), "total": int(counts.sum())}  # fmt: skip
+    return found if len(counts) > LISTED else {**found, "each": counts.tolist()}
 
 
 def with_clients(header: Json, goals: Goals) -> Json:

@@ -81,7 +81,7 @@ class ClientScores(NamedTuple):
         if np.isnan(found).all():
             return Worst(None, np.nan)
         place = int(np.nanargmin(found) if self.goals[name] == "max" else np.nanargmax(found))
-        return Worst(self.ids[place].item(), float(found[place]))
+        return Worst(self.ids.tolist()[place], float(found[place]))
 
     def quantiles(
         self, metric: str | None = None, at: Sequence[float] = tuple(QUANTILES.values())
@@ -95,6 +95,12 @@ class ClientScores(NamedTuple):
         found = self._column(metric)
         known = found[~np.isnan(found)]
         return np.quantile(known, at).tolist() if len(known) else [np.nan] * len(at)
+
+    @property
+    def ranked(self) -> np.ndarray:
+        """Return the clients' places in `ids`, the worst by the first metric first."""
+        first = self._column(None)
+        return np.argsort(-first if self.goals[self._name(None)] == "min" else first)
 
     @property
     def missing(self) -> list[Any]:
@@ -145,8 +151,7 @@ class ClientScores(NamedTuple):
 
     def __str__(self) -> str:
         """Return a summary of every metric, and a table with the worst clients first."""
-        first = np.array(self._column(None))
-        order = np.argsort(-first if self.goals[self._name(None)] == "min" else first)
+        order = self.ranked
         shown = order[:_SHOWN]
         rows = [["client", "weight", *self.values]]
         for place in shown:

@@ -138,8 +138,30 @@ class History:
         return [record.get(name) for record in self.records]
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the records as a pandas DataFrame."""
+        """Return a pandas DataFrame with a row for each evaluation and a column for each number.
+
+        The columns are those of the records: `round`, the traffic so far, the metrics.
+        """
         return require("pandas", "pandas").DataFrame(self.records)
+
+    def summary(self) -> str:
+        """Return the outcome in a few sentences: result, clients, cost, and whether it converged.
+
+        `summary.txt` in the folder of `simfbo run` holds the same.
+        """
+        from simfbo.runs import report  # which brings JAX
+
+        return report.summary(self)
+
+    def card(self) -> str:
+        """Return the model card in Markdown: data, method, results, cost, privacy and limits.
+
+        It is the same for the same history, without dates and times; `card.md` in the folder of
+        `simfbo run` holds the same.
+        """
+        from simfbo.runs import card
+
+        return card.card(self)
 
     def plot(self, metric: str | None = None) -> "Figure":
         """Draw a metric against communication rounds, megabytes and seconds.

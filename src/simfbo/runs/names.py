@@ -9,7 +9,7 @@ from simfbo.runs.files import Json
 from simfbo.runs.lines import flattened
 
 # What follows from other settings, from the machine or from the presentation.
-_DERIVED = ("versions.", "about.", "client_metrics.", "inputs.")
+_DERIVED = ("versions.", "about.", "client_metrics.", "samples.", "private", "inputs.")
 _SEEDS = ("seed", "config.seed")
 _OWNERS = ("config.algorithm", "config.task")  # whose settings mean nothing to another one
 _LENGTHS = ("rounds", "every")  # mentioned only where nothing else tells runs apart
@@ -24,7 +24,7 @@ def settings(header: Json) -> Json:
         {'seed': 0, 'config.task.name': 'fair'}
     """
     # Without a configuration, what tells runs apart are the numbers they were built with.
-    derived = _DERIVED if header.get("config") else (*_DERIVED[:3], "inputs.data")
+    derived = _DERIVED if header.get("config") else (*_DERIVED[:-1], "inputs.data")
     found = {key: value for key, value in flattened(header) if not key.startswith(derived)}
     repeated = {f"config.{key}" for key in found if found[key] == found.get(f"config.{key}")}
     return {key: found[key] for key in found if key not in repeated}

@@ -153,7 +153,7 @@ def summary(history: History) -> str:
         *_clients(history.client_scores),
         f"Cost: {last['communication_rounds']:,} communication rounds, "
         f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back"
-        f"{_estimated(last)}, {last['seconds']:.1f} s of computing.",
+        f"{estimated(last)}, {last['seconds']:.1f} s of computing.",
     ]
     if last.get("projected"):
         lines.append(f"The projection of v was active {last['projected']:,} times.")
@@ -175,7 +175,7 @@ def _clients(scores: ClientScores | None) -> list[str]:
     return [*lines, *([f"Without a reply of: {shown}."] if missing else [])]
 
 
-def _estimated(record: Json) -> str:
+def estimated(record: Json) -> str:
     """Return how exact the bytes are, where they are estimated."""
     doubt = record.get("bytes_uncertainty", 0)
     return f" (estimated, to {100 * doubt:.2g} %)" if doubt else ""

@@ -143,7 +143,7 @@ def run(
     x0, y0 = variable(x0, "x0"), variable(y0, "y0")
     first_state = algorithm.init(x0, y0)
     clients = None if client_metrics is None else evaluation_of(client_metrics, algorithm)
-    header = header_of(algorithm.name, rounds, every, seed, config, about)
+    header = header_of(algorithm, federation, rounds, every, seed, config, about)
     if clients is not None:
         header = with_clients(header, clients.goals)
     folder = None if directory is None else Path(directory)
