@@ -61,7 +61,7 @@ def networks(coefs: Sequence[np.ndarray], intercepts: Sequence[np.ndarray], clas
     each = [_network([a[k] for a in coefs], [a[k] for a in intercepts]) for k in folds]
     frozen = [(f"fold{k}", FrozenEstimator(one)) for k, one in enumerate(each)]
     rows = np.zeros((len(classes), coefs[0].shape[1]))
-    found = VotingClassifier(frozen, voting="soft").fit(rows, classes)
+    found = VotingClassifier(frozen, voting="soft", flatten_transform=False).fit(rows, classes)
     found.estimators = [(name, one) for (name, _), one in zip(frozen, each, strict=True)]
     found.estimators_, found.named_estimators_ = each, Bunch(**dict(found.estimators))
     return found
