@@ -114,7 +114,7 @@ def test_pytorch(case):
     close(point, expected)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_pytorch_vmap_of_networks(model):
     """Against the loop of benchmarks/round_speed, which test_references compares with simfbo."""
     torch = pytest.importorskip("torch")

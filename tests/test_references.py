@@ -74,8 +74,8 @@ def by_library(model):
         ("numpy_reference", "mlp", {}),
         ("torch_reference", "mlp", {}),
         ("torch_reference", "mlp", {"merged": True}),
-        ("torch_reference", "cnn", {}),
-        ("torch_reference", "cnn", {"channels_last": True}),
+        pytest.param("torch_reference", "cnn", {}, marks=pytest.mark.slow),
+        pytest.param("torch_reference", "cnn", {"channels_last": True}, marks=pytest.mark.slow),
     ],
 )
 def test_a_round_is_the_same_in_all_implementations(name, model, options):

@@ -29,6 +29,7 @@ def example(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("random_models")
 def test_rows_of_a_hospital_judge_only_models_that_did_not_see_it(example):
     found = example("--small")

@@ -118,6 +118,7 @@ def test_periods_that_cannot_be_used_are_one_sentence(drifted, options, months, 
         model(**options).fit(X, y, clients, trusted, months)
 
 
+@pytest.mark.slow
 def test_a_class_that_only_trusted_rows_have_is_learnt_with_folds():
     """All clients call class 2 class 0; nothing but the trusted rows shows it."""
     rng = np.random.default_rng(0)
