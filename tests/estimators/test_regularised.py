@@ -1,6 +1,7 @@
 """Ridge and logistic regression with learnt regularisation, against closed forms."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
@@ -183,6 +184,22 @@ def test_counts_and_sizes_are_the_mean_of_the_folds_minima(rows, family, sklearn
     np.testing.assert_allclose(model.score_clients_.values["deviance"], wanted, rtol=1e-3)
 
 
+@pytest.mark.usefixtures("random_models")
+def test_weights_may_be_a_column_everywhere(rows):
+    X, y, clients = rows
+    weight = np.arange(120.0)
+    frame = pd.DataFrame(X).add_prefix("x").assign(w=weight, hospital=clients)
+    for model, target in (
+        (FederatedRidge(), y),
+        (FederatedLogistic(), y > 0),
+        (FederatedGLM(), y**2),
+    ):
+        model.fit(frame, target, "hospital", sample_weight="w")
+        wanted = model.score(frame, target, sample_weight=weight)
+        assert model.score(frame, target, sample_weight="w") == wanted
+        assert model.score(frame, target) != wanted
+
+
 def test_rates_are_counts_with_exposure():
     rng = np.random.default_rng(0)
     X, exposure = rng.normal(size=(400, 2)), rng.uniform(1, 20, 400)
@@ -202,6 +219,9 @@ def test_rates_are_counts_with_exposure():
         ({"family": "gamma", "y": np.arange(120.0)}, "y must be positive in every row"),
         ({"sample_weight": -np.ones(120)}, "sample_weight must be zero or positive"),
         ({"sample_weight": np.zeros(120)}, "not all zero"),
+        ({"sample_weight": np.full(120, "a")}, "sample_weight must hold numbers, got 'a'"),
+        ({"sample_weight": np.full(120, np.nan)}, "sample_weight has missing or infinite values"),
+        ({"y": np.full(120, "a")}, "y must hold numbers, got 'a'"),
         ({"sample_weight": np.ones(3)}, "sample_weight must hold one value for each of the 120"),
     ],
 )

@@ -274,3 +274,9 @@ def test_pipelines_and_cross_validation_with_metadata_routing():
     assert both.predict(rows).shape == (N,)
     assert some.get_feature_names_out()[:2].tolist() == ["all__age", "all__ward_medicine"]
     assert [len(one.clients_) for one in scores["estimator"]] == [3, 3]
+
+
+def test_a_column_of_identifiers_is_warned_of():
+    frame = pandas.DataFrame({"name": [f"patient {i}" for i in range(30)], "ward": ["a", "b"] * 15})
+    with pytest.warns(UserWarning, match="Column 'name' has 30 categories in 30 rows"):
+        FederatedTabular().fit(frame, clients=[0, 1] * 15)

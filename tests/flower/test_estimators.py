@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from simfbo import History, Point, UserError, codecs
+from simfbo.core.gate import Gate
 from simfbo.estimators import FederatedLogistic, FederatedRidge
 from simfbo.flower import simulate
 from simfbo.flower.app import FlowerFederation, serve
@@ -51,9 +53,10 @@ def test_a_simulated_deployment_is_fit_with_the_clients_own_folds(
     monkeypatch, single_precision, estimator, labels
 ):
     X, y = table(numbers=not labels)
-    history = simulate(deployed(estimator, X, y))
+    history = simulate(deployed(estimator, X, y, client_metrics=True))
     found = estimator.load(history, **labels)
     coef, intercept, penalties = found.coef_, found.intercept_, found.regularisation_
+    scores = found.score_clients_
     rounds = history.records[-1]["communication_rounds"]
 
     def own(strata, folds, seed):
@@ -63,6 +66,9 @@ def test_a_simulated_deployment_is_fit_with_the_clients_own_folds(
     monkeypatch.setattr(linear, "assign_folds", own)
     fitted = estimator.fit(X, y, owner)
     np.testing.assert_allclose(coef, fitted.coef_, rtol=1e-4, atol=1e-5)
+    assert list(scores.values) == list(fitted.score_clients_.values)
+    for name, values in fitted.score_clients_.values.items():
+        np.testing.assert_allclose(scores.values[name], values, rtol=1e-3)
     np.testing.assert_allclose(intercept, fitted.intercept_, rtol=1e-4)
     np.testing.assert_allclose(penalties, fitted.regularisation_, rtol=1e-3)
     assert rounds == fitted.ledger_.total.rounds
@@ -97,7 +103,7 @@ def test_on_flower_it_is_the_simulation_and_its_folder_holds_the_model(
     # The card is of that run: neither of an earlier fit nor of the estimator's own settings.
     model.score_clients_ = model.clients_ = model.ledger_ = None
     text = model.card()
-    assert f"{2 * sum(SIZES)} rows of both levels together." in text
+    assert f"{sum(SIZES)} rows of both levels together." in text
     assert "## Scores of the clients\n\nNot measured." in text
     assert "| `rounds` | 1000 |" not in text
     assert "3 of at most 3 rounds: finished." in text
@@ -154,3 +160,42 @@ def test_own_folds_are_balanced_and_each_clients_own():
     assert found.tolist() != linear.own_folds(strata, 4, seed=7, client=3).tolist()
     firsts = [linear.own_folds(np.zeros(1, int), 4, seed=0, client=i)[0] for i in range(200)]
     assert np.bincount(firsts).min() > 30  # clients of one row fill all folds
+
+
+def test_columns_are_taken_by_name():
+    X, y = table(numbers=True)
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(other=0.0)
+    model = FederatedRidge(random_state=0)
+    plan = model.deployment(
+        lambda client, _: (frame[["other", "c", "b", "a"]], y), clients=1, features=["a", "b", "c"]
+    )
+    np.testing.assert_allclose(plan.load_client(0, {})[0][0][:, :3], X, rtol=1e-6)
+    plan = model.deployment(
+        lambda client, _: (frame[["a", "b", "other"]], y), clients=1, features=["a", "b", "c"]
+    )
+    with pytest.raises(UserError, match="Client 0 has no column 'c'"):
+        plan.load_client(0, {})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"features": "age"}, "features must be a number or a list of names, got 'age'"),
+        ({"client_metrics": {"loss": max}}, "must be True or False: it has metrics of its own"),
+        ({"gate": Gate(max_norm=100.0)}, "would refuse the sums that scale the rows"),
+    ],
+)
+def test_options_that_do_not_fit(wrong, sentence):
+    with pytest.raises(UserError, match=sentence):
+        FederatedRidge().deployment(loader(*table()), **{"clients": 4, "features": 3, **wrong})
+
+
+def test_a_loaded_model_has_nothing_of_an_earlier_fit(single_precision):
+    X, y = table(numbers=True)
+    model = FederatedRidge(rounds=3, folds=2, steps=STEPS, random_state=1)
+    history = simulate(deployed(model, X, y))
+    model.feature_names_in_, model.score_clients_ = np.array(["a", "b"], object), None
+    model.load(history)
+    assert model.get_feature_names_out().tolist() == ["x0", "x1", "x2"]
+    assert not hasattr(model, "score_clients_")
+    assert model.predict(X).shape == y.shape

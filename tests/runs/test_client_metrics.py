@@ -137,7 +137,7 @@ def test_clients_that_do_not_reply_are_unknown_and_named():
     assert [(r["round"], r["client"], r["reason"]) for r in asked] == [
         (t, 1, "no-reply") for t in (0, 2, 4)
     ]
-    assert "Without a reply of: 1." in report.summary(history)
+    assert "Without a finite reply of: 1." in report.summary(history)
 
 
 def test_numbers_that_are_not_finite_are_refused_and_large_ones_are_not():

@@ -148,7 +148,9 @@ class _Parser(argparse.ArgumentParser):
         if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
             known = re.findall(r"[\w-]+", found[2])
             hint = _closest(found[1], known) or f"Use {', '.join(known)}."
-            raise UserError(f"Unknown command '{plain(found[1])}'. {hint}")
+            flag = re.match(r"argument (--[\w-]+)", message)
+            what = f"value of {flag[1]}" if flag else "command"
+            raise UserError(f"Unknown {what} '{plain(found[1])}'. {hint}")
         raise UserError(f"{plain(message.removeprefix('argument '), 250)}.")
 
     def _unknown_flag(self, words: str) -> str:

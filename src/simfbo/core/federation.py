@@ -121,6 +121,7 @@ class Algorithm(NamedTuple):
             or sampling with replacement then.
         own_y: (memory) -> y_i, for methods whose clients have a lower variable of their own there;
             None where y is the state's. Evaluations on clients use it.
+        judged: (state) -> what evaluations on clients get as x and y; the state's own by default.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Algorithm(NamedTuple):
     memory: Callable[[PyTree, PyTree], PyTree] | None = None
     exact_sums: bool = False
     own_y: Callable[[PyTree], PyTree] | None = None
+    judged: Callable[[Any], Point[PyTree]] | None = None
 
     @property
     def traced(self) -> Tracing:

@@ -73,9 +73,11 @@ class Engine(ABC):
             None if they remember nothing, or elsewhere. Replaced, never changed, stored likewise.
         memory_like: what one client remembers, abstract; None if nothing.
         holds_memory: whether `client_memory` is here.
+        watched: whether messages that stand out are suspicions; an estimator's rows are all known.
     """
 
     holds_memory = True
+    watched = True
 
     def __init__(
         self,
@@ -275,7 +277,7 @@ class Engine(ABC):
         """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
         before = self.observed.get("watch", {})
         after, found_out = watch.observe(before, exchange, weights, norm)
-        self.suspicions += found_out
+        self.suspicions += found_out if self.watched else []
         if after != before:
             self.observed = {**self.observed, "watch": after}
 

@@ -187,7 +187,7 @@ class FederatedEstimator(BaseEstimator):
         """Return the simulated clients; what they send is added to the ledger."""
         sampler = everyone() if self.cohort is None else without_replacement(self.cohort)
         federation = SimulatedFederation(roomy(setting.data), sampler, constant(self.local_steps))
-        federation.ledger = ledger
+        federation.ledger, federation.watched = ledger, False
         return federation
 
     def _method(self, setting: Setting) -> Algorithm:
@@ -324,6 +324,17 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):
         if len(self.classes_) < 2:
             raise UserError("y holds one class only: at least two classes are needed.")
         return target.astype(np.int32), len(self.classes_)
+
+    def score(self, X: Data, y: Data, sample_weight: Data = None) -> float:
+        """Return the accuracy.
+
+        Args:
+            X: [N, d], the features.
+            y: [N], the classes.
+            sample_weight: [N], how much each row counts, or the name of a column of X.
+        """
+        features, given, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, given["sample_weight"])
 
     def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the labels of new rows as indices into `classes_`, and the number of classes."""

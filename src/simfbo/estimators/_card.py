@@ -73,7 +73,8 @@ def _preprocessing(tabular: FederatedTabular | None) -> str:
     rows = [[name, *_agreed(tabular, name, fill)] for name in tabular.inputs[:_COLUMNS]]
     text = (
         f"Gaps in numbers are filled with the {tabular.impute} over all clients. Text becomes a "
-        "column for each category; an unknown category gives zeros.\n\n"
+        "column for each category; an unknown category gives zeros. The server has learnt every "
+        "client's categories.\n\n"
     )
     more = len(tabular.inputs) - len(rows)
     end = f"\n\n{more:,} more columns are not listed." if more else ""
@@ -87,7 +88,8 @@ def _agreed(tabular: FederatedTabular, name: str, fill: dict[str, float]) -> tup
     kept = ["(missing)" if text is None else text for text in tabular.categories_[name]]
     rare = len(tabular.infrequent_[name])
     shared = f"; {rare:,} infrequent ones share a column" if rare else ""
-    return "text", f"{len(kept):,} categories: {_some(kept)}{shared}"
+    listed = f": {_some(kept)}" if len(kept) <= _CATEGORIES else ""  # more may be names of people
+    return "text", f"{len(kept):,} categories{listed}{shared}"
 
 
 def _some(values: Sequence[Any]) -> str:

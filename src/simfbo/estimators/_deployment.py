@@ -4,7 +4,7 @@ The problem is that of `fit`. What differs is who knows what: every client assig
 folds, and the rows' units are measured by the run itself (`_standardised`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -22,12 +22,14 @@ from simfbo.core.problem import BilevelProblem, PyTree
 from simfbo.core.sampling import without_replacement
 from simfbo.errors import UserError, brief
 from simfbo.estimators._base import check_positive
+from simfbo.estimators._columns import is_frame
 from simfbo.estimators._linear import FederatedLinear
 from simfbo.estimators._scaling import Units
-from simfbo.estimators._standardised import Measured, standardised
+from simfbo.estimators._standardised import Measured, scaled, standardised
 from simfbo.estimators._validation import Data
 from simfbo.flower.deployment import Deployment, Settings
 from simfbo.runs import checkpoint
+from simfbo.runs.client_metrics import ClientMetric
 from simfbo.runs.history import History
 from simfbo.tasks import _regularisation as regularisation
 from simfbo.tasks import linear
@@ -36,7 +38,7 @@ from simfbo.tasks.task import Setting
 
 LoadRows = Callable[[int, Settings], tuple[Data, Data]]
 Samples = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, labels, folds
-Names = int | Sequence[str]
+Names = Any  # the number of features, or a sequence of names
 
 
 class Deployable(FederatedLinear):
@@ -54,7 +56,8 @@ class Deployable(FederatedLinear):
         *,
         clients: int,
         features: Names,
-        classes: int | Sequence[Any] | None = None,
+        classes: Any = None,
+        client_metrics: bool = False,
         **options: Any,
     ) -> Deployment:
         """Return a deployment that trains this model on Flower, or in `simfbo.flower.simulate`.
@@ -68,9 +71,11 @@ class Deployable(FederatedLinear):
             load_client: (client, the node's settings) -> (X, y), its rows; called only where the
                 data is.
             clients: the total number of clients, numbered from 0.
-            features: the number of features, or their names in the order of X's columns.
+            features: the number of features, or their names: of a DataFrame, these columns.
             classes: of a classifier: all labels, or C for the labels 0 to C - 1. The server and
                 every node must know them, also those that a client does not have.
+            client_metrics: whether nodes measure every client whenever a state is evaluated: loss
+                and accuracy, or the mean squared error, by models that were not trained on a row.
             options: further fields of `simfbo.flower.Deployment`, such as `timeout`.
 
         Returns:
@@ -79,6 +84,7 @@ class Deployable(FederatedLinear):
         """
         labels, width = self._labels(classes), _count("features", features)
         self._check_settings(_count("clients", clients))
+        _check_options(client_metrics, options)
         seed, columns = self._common_seed(), width + (not len(labels))
         x0 = regularisation.first_x(width, self.floor)
         y0 = linear.zeros(width, len(labels), self.folds)
@@ -88,7 +94,7 @@ class Deployable(FederatedLinear):
 
         def load(client: int, settings: Settings) -> tuple[Samples, Samples]:
             rows = load_client(client, settings)
-            found = _samples(client, rows, width, labels, self.folds, seed)
+            found = _samples(client, rows, features, labels, self.folds, seed)
             return found, found
 
         one = np.zeros((1, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
@@ -96,7 +102,7 @@ class Deployable(FederatedLinear):
             algorithm=standardised(method, columns),
             x0=x0,
             y0=y0,
-            clients=clients,
+            clients=int(clients),
             load_client=load,
             example=(one, one),
             rounds=self.rounds,
@@ -104,6 +110,7 @@ class Deployable(FederatedLinear):
             sampler=None if self.cohort is None else without_replacement(self.cohort),
             local_work=constant(self.local_steps),
             seed=seed,
+            client_metrics=_metrics(len(labels)) if client_metrics else None,
             **options,
         )
 
@@ -116,7 +123,8 @@ class Deployable(FederatedLinear):
     ) -> Self:
         """Take the model of a finished run of `deployment`, as `fit` would have left it.
 
-        Sets all attributes of `fit` except `clients_` and `ledger_`.
+        Sets all attributes of `fit` except `clients_` and `ledger_`, and `score_clients_` only if
+        the run had `client_metrics`.
 
         Args:
             run: the run's folder, or what `simfbo.flower.simulate` returned.
@@ -124,6 +132,8 @@ class Deployable(FederatedLinear):
             classes: the labels that were given to `deployment`; 0 to C - 1 by default.
         """
         history, state = _finished(run)
+        for name in ("feature_names_in_", "clients_", "ledger_", "score_clients_"):  # of a fit
+            vars(self).pop(name, None)
         width, outputs = np.shape(state.y.weight)[1:]
         if len(state.units.mean) != width + (not self._classifies):
             raise UserError(f"{_named(run)} is not of a {type(self).__name__}: load its own.")
@@ -136,6 +146,8 @@ class Deployable(FederatedLinear):
             self.feature_names_in_ = np.asarray(features, object)
         self.n_features_in_, self.preprocessing_, self._named = width, None, []
         self.history_, self.n_iter_ = history, history.records[-1]["round"]
+        if history.client_scores is not None:
+            self.score_clients_ = history.client_scores
         self._keep_deployed(state, width)
         return self
 
@@ -153,13 +165,13 @@ class Deployable(FederatedLinear):
     def _classifies(self) -> bool:
         return isinstance(self, ClassifierMixin)
 
-    def _labels(self, classes: int | Sequence[Any] | None) -> np.ndarray:
+    def _labels(self, classes: Any) -> np.ndarray:
         """Return the sorted labels; none for a regressor."""
         if not self._classifies:
             if classes is not None:
                 raise UserError(f"{type(self).__name__} has no classes: omit them.")
             return np.zeros(0)
-        found = np.unique(np.arange(classes) if isinstance(classes, int) else np.asarray(classes))
+        found = np.unique(range(int(classes)) if isinstance(classes, Integral) else classes)
         if classes is None or len(found) < 2:
             raise UserError("Give all labels as classes=[...], at least two, or their number.")
         return found
@@ -215,22 +227,78 @@ def _rounded_up(count: jax.Array) -> jax.Array:
     return jnp.ceil(count / step) * step
 
 
+@lru_cache(maxsize=32)
+def _metrics(classes: int) -> Mapping[str, ClientMetric]:
+    """Return what nodes measure of (x and the units, y), on rows in the users' units."""
+    held_out = regularisation.held_out(regularisation.LINEAR)
+
+    def standard(units: PyTree, batch: linear.Batch) -> linear.Batch:
+        found = Measured(*units)
+        known = found._replace(deviation=jnp.where(found.rows > 0, found.deviation, 1.0))
+        return scaled(batch, known)[:3]
+
+    def outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
+        return held_out(x[0], Linear(*y), standard(x[1], batch))
+
+    def mse(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
+        columns, _, fold = standard(x[1], batch)
+        found = held_out(x[0], Linear(*y), (columns[:, :-1], columns[:, -1], fold))[:, 0]
+        unit = jnp.where(x[1][2] > 0, x[1][1][-1], 1.0)
+        return unit**2 * jnp.mean((found - columns[:, -1]) ** 2)
+
+    return linear.measures(outputs, classes) if classes else {"mse": ClientMetric(mse)}
+
+
+def _check_options(client_metrics: Any, options: Mapping[str, Any]) -> None:
+    """Raise if a deployment is given what does not fit an estimator."""
+    if not isinstance(client_metrics, bool):
+        raise UserError(
+            "client_metrics of an estimator must be True or False: it has metrics of its own."
+        )
+    gate = options.get("gate")
+    if gate is not None and isinstance(gate.max_norm, Real):
+        raise UserError(
+            "A gate with a max_norm would refuse the sums that scale the rows: use max_norm='auto'."
+        )
+
+
+def _columns(client: int, X: Data, features: Names) -> Data:
+    """Return the columns of a DataFrame that are features, by name where names are known."""
+    if isinstance(features, Integral) or not is_frame(X):
+        return X
+    missing = [name for name in features if name not in X.columns]
+    if missing:
+        raise UserError(
+            f"Client {client} has no column {brief(missing[0])}: load_client must return all "
+            "features."
+        )
+    return X[list(features)]
+
+
 def _samples(
-    client: int, rows: tuple[Data, Data], width: int, labels: np.ndarray, folds: int, seed: int
+    client: int,
+    rows: tuple[Data, Data],
+    features: Names,
+    labels: np.ndarray,
+    folds: int,
+    seed: int,
 ) -> Samples:
     """Return a client's rows as its client steps use them, after a check.
 
     Args:
         client: its number.
         rows: (X, y).
-        width: the number of features.
+        features: their number or names.
         labels: the classes; none if y is a number.
         folds: of the cross-validation.
         seed: of the folds.
     """
     wide: Any = np.float64
+    width, (table, target) = _count("features", features), rows
     try:
-        columns, y = check_X_y(*rows, dtype=wide, y_numeric=not len(labels))
+        columns, y = check_X_y(
+            _columns(client, table, features), target, dtype=wide, y_numeric=not len(labels)
+        )
     except (ValueError, TypeError) as error:
         raise UserError(f"Client {client}'s rows cannot be used: {error}") from None
     if columns.shape[1] != width:
@@ -293,9 +361,11 @@ def _named(run: str | Path | History) -> str:
     return "The run" if isinstance(run, History) else f"The run in {run}"
 
 
-def _count(name: str, value: int | Sequence[Any]) -> int:
+def _count(name: str, value: Any) -> int:
     """Return a number that is given, or that of the names."""
-    count = value if isinstance(value, int) else len(value)
+    if isinstance(value, str):
+        raise UserError(f"{name} must be a number or a list of names, got {brief(value)}.")
+    count = value if isinstance(value, Integral | float) else len(value)
     return int(check_scalar(count, name, Integral, min_val=1))
 
 

@@ -40,8 +40,8 @@ _FRAGMENTS = {
     clients_: the clients' ids, in order of first appearance in the rows.
     history_: the `simfbo.History` of the training, with the upper loss.
     score_clients_: the `simfbo.ClientScores` of every client: "loss" and "accuracy" of a
-        classifier, "mse" of a regressor, in the units of y. Rows are judged by a model that was
-        not trained on them.
+        classifier, "mse" of a regressor, "deviance" of `FederatedGLM`, in the units of y. Rows are
+        judged by a model that was not trained on them, and count once, whatever `sample_weight`.
     ledger_: the `simfbo.Ledger` of everything sent, including the exchange for the scales and
         the search for step sizes; the evaluation on clients is in its `by_step` alone.
     n_iter_: the number of rounds that were run.

@@ -10,9 +10,9 @@ from sklearn.utils.validation import check_is_fitted
 from simfbo.core.problem import PyTree
 from simfbo.estimators import _clients, _export
 from simfbo.estimators._base import FederatedClassifier, FederatedEstimator
-from simfbo.estimators._columns import without
+from simfbo.estimators._columns import take_named, without
 from simfbo.estimators._scaling import Scaled, Table, Units
-from simfbo.estimators._validation import Data
+from simfbo.estimators._validation import Data, numbers
 from simfbo.tasks.models import Linear
 from simfbo.tasks.task import Outputs
 
@@ -88,13 +88,24 @@ class LinearClassifier(FederatedClassifier, FederatedLinear):
 class LinearRegressor(RegressorMixin, FederatedLinear):
     """A linear regressor; see its subclasses."""
 
+    def score(self, X: Data, y: Data, sample_weight: Data = None) -> float:
+        """Return R^2.
+
+        Args:
+            X: [N, d], the features.
+            y: [N], the target.
+            sample_weight: [N], how much each row counts, or the name of a column of X.
+        """
+        features, given, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, given["sample_weight"])
+
     def _plain(self, weights: np.ndarray) -> Any:
         """Return a `Ridge` with these coefficients."""
         return _export.regressor(weights, self.intercept_)
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the target as floats, and 0 classes."""
-        return y.astype(np.float64), 0
+        return numbers("y", y), 0
 
     def predict(self, X: Data) -> np.ndarray:
         """Return the predicted target of every row."""

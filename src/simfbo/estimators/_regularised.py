@@ -13,11 +13,12 @@ from simfbo.core.problem import Point
 from simfbo.errors import UserError
 from simfbo.estimators import _export
 from simfbo.estimators._base import FederatedEstimator, check_positive
+from simfbo.estimators._columns import take_named
 from simfbo.estimators._deployment import Deployable
 from simfbo.estimators._docs import documented
 from simfbo.estimators._linear import FederatedLinear, LinearClassifier, LinearRegressor
 from simfbo.estimators._scaling import Scaled, Table, standardised
-from simfbo.estimators._validation import Data, RandomState, weights
+from simfbo.estimators._validation import Data, RandomState, numbers, weights
 from simfbo.runs.trackers.tracking import Track
 from simfbo.tasks import linear
 from simfbo.tasks._regularisation import LINEAR, Form, assemble, penalties, scaled
@@ -224,10 +225,11 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
         """Return the target as floats, and what it is."""
         if self.family not in FAMILIES:
             raise UserError(f"family must be 'poisson' or 'gamma', got {self.family!r}.")
+        y = numbers("y", y)
         if y.min() < 0 or (self.family == "gamma" and y.min() == 0):
             least = "positive" if self.family == "gamma" else "zero or positive"
             raise UserError(f"y must be {least} in every row for family={self.family!r}.")
-        return y.astype(np.float64), FAMILIES[self.family]
+        return y, FAMILIES[self.family]
 
     def _plain(self, weights: np.ndarray) -> Any:
         """Return a `PoissonRegressor` or `GammaRegressor` with these coefficients."""
@@ -239,9 +241,16 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
         return np.exp(self._scores(X))
 
     def score(self, X: Data, y: Data, sample_weight: Data = None) -> float:
-        """Return the share of the deviance that the model explains, D^2."""
-        power = 1 if self.family == "poisson" else 2
-        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=power))
+        """Return the share of the deviance that the model explains, D^2.
+
+        Args:
+            X: [N, d], the features.
+            y: [N], the target.
+            sample_weight: [N], how much each row counts, or the name of a column of X.
+        """
+        features, given, _ = take_named(X, {"sample_weight": sample_weight})
+        power, found = 1 if self.family == "poisson" else 2, self.predict(features)
+        return float(d2_tweedie_score(y, found, sample_weight=given["sample_weight"], power=power))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -29,6 +29,7 @@ from simfbo.core.federation import (
 from simfbo.core.problem import Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import on_device
+from simfbo.errors import TooFewReplies
 from simfbo.estimators._scaling import units_of
 
 Part = Callable[[PyTree, Federation, jax.Array], PyTree]
@@ -106,7 +107,9 @@ def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
     )
     steps = (moments, *map(_on_scaled, algorithm.client_steps))
     tracing = Tracing(round, hosted=hosted)
-    return algorithm._replace(init=init, round=round, client_steps=steps, tracing=tracing)
+    return algorithm._replace(
+        init=init, round=round, client_steps=steps, tracing=tracing, judged=_judged
+    )
 
 
 def scaled(samples: PyTree, units: Measured) -> PyTree:
@@ -135,10 +138,18 @@ def _measured(state: Standardised, federation: Federation, key: jax.Array) -> St
     # A variance is the difference of two means: double precision.
     with jax.enable_x64(True):
         found = federation.sum(moments, (), everyone, key)
+        _require_all(federation)
         count, first, second = (np.asarray(part, float) for part in found)
     units = units_of(first / count, second / count, float(count))
     parts = (np.asarray(part, np.float32) for part in (*units, count))
     return state._replace(units=Measured(*on_device(tuple(parts))))
+
+
+def _require_all(federation: Federation) -> None:
+    """Raise unless every client's reply counted: the units would be those of others."""
+    exchange = federation.latest
+    if exchange is not None and not np.all(exchange.admitted):
+        raise TooFewReplies(int(np.sum(exchange.admitted)), exchange)
 
 
 def _view(federation: Federation, units: Measured) -> View:
@@ -170,6 +181,11 @@ def _on_scaled(client_step: ClientStep) -> ClientStep:
         return client_step(Point(*at), client._replace(data=data))
 
     return step
+
+
+def _judged(state: Standardised) -> Point[PyTree]:
+    """Return what clients need to measure a state: x with the units, and y."""
+    return Point(x=(state.x, tuple(state.units)), y=state.y)
 
 
 def _same(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:

@@ -1,5 +1,6 @@
 """A transformer of tables with text and missing values into numbers, learnt over clients."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from numbers import Integral
@@ -43,6 +44,8 @@ from simfbo.estimators._columns import (
 )
 from simfbo.estimators._export import transformer
 from simfbo.estimators._validation import Data, members, warn_of_one_client
+
+_FEW = 20  # rows, of which nothing is said
 
 
 class FederatedTabular(TransformerMixin, BaseEstimator):
@@ -126,6 +129,9 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         self.clients_, self.ledger_ = owners.ids, Ledger()
         self._inputs = [column.name for column in columns]
         self._learn(columns, by_user(owners.owner))
+        for name, found in self.categories_.items():
+            if 2 * len(found) > len(owners.owner) > _FEW:
+                _warn_of_identifiers(name, len(found), len(owners.owner))
         return self
 
     def transform(self, X: Data) -> np.ndarray:
@@ -239,6 +245,15 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         texts = ["missing" if text is None else text for text in self.categories_[old]]
         texts += ["infrequent"] if self.infrequent_[old] else []
         return [f"{name}_{text}" for text in texts]
+
+
+def _warn_of_identifiers(name: str, categories: int, rows: int) -> None:
+    warnings.warn(
+        f"Column {name!r} has {categories} categories in {rows} rows, all of which the server "
+        "learns: drop it if it names people or things, or make it numbers if it holds some.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _one_hot(

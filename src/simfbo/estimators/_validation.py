@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simfbo.errors import UserError
+from simfbo.errors import UserError, brief
 
 Data = Any  # whatever scikit-learn takes for an array
 RandomState = int | np.random.RandomState | None
@@ -68,13 +68,21 @@ def weights(values: Data, count: int) -> np.ndarray | None:
     """Return the rows' weights; None where all rows count the same."""
     if values is None:
         return None
-    found = (
-        np.full(count, values, float)
-        if np.isscalar(values)
-        else per_row("sample_weight", values, count).astype(float)
-    )
-    if not np.isfinite(found).all() or found.min() < 0 or not found.any():
+    each = np.full(count, values) if np.isscalar(values) else values
+    found = numbers("sample_weight", per_row("sample_weight", each, count))
+    if found.min() < 0 or not found.any():
         raise UserError("sample_weight must be zero or positive in every row, and not all zero.")
+    return found
+
+
+def numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """Return an argument that must hold finite numbers, as floats."""
+    try:
+        found = values.astype(np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} must hold numbers, got {brief(values.tolist()[0])}.") from None
+    if not np.isfinite(found).all():
+        raise UserError(f"{name} has missing or infinite values: drop those rows.")
     return found
 
 

@@ -249,7 +249,9 @@ class _NodeApp(ClientApp):
     def _hello(self, message: Message, context: Context) -> Message:
         """Report which clients this node holds, and how many samples each has."""
         _, data = self._held(context)
-        samples = np.asarray(data.lower.count) + np.asarray(data.upper.count)
+        samples = np.asarray(data.lower.count)
+        if data.lower.samples is not data.upper.samples:  # rows of both levels count once
+            samples = samples + np.asarray(data.upper.count)
         report = {"clients": data.ids.tolist(), "samples": samples.tolist()}
         return Message(_content(Package(report, {})), reply_to=message)
 

@@ -47,11 +47,13 @@ class Evaluation(NamedTuple):
         client_step: what each of them does.
         goals: of the metrics, by name.
         private: whether y is the clients' own, and not sent.
+        judged: (state) -> x and y; those of the state by default.
     """
 
     client_step: ClientStep
     goals: Goals
     private: bool
+    judged: Callable[[PyTree], Point[PyTree]] | None = None
 
     def ask(self, federation: Federation, state: PyTree, key: jax.Array) -> ClientScores:
         """Ask all clients for their metrics of a state.
@@ -61,7 +63,8 @@ class Evaluation(NamedTuple):
             state: of the algorithm.
             key: of the round.
         """
-        payload = Point(x=state.x, y=None if self.private else state.y)
+        at = state if self.judged is None else self.judged(state)
+        payload = Point(x=at.x, y=None if self.private else at.y)
         everyone = Cohort(np.arange(federation.n, dtype=np.int32), federation.p)
         own = jax.random.fold_in(key, int(Purpose.CLIENT_METRICS))
         found = federation.gather(self.client_step, payload, everyone, own)
@@ -94,8 +97,8 @@ def evaluation_of(asked: Asked, algorithm: Algorithm | None = None) -> Evaluatio
     metrics = {name: _as_metric(metric) for name, metric in asked.items()}
     measures = tuple((name, metric.measure) for name, metric in metrics.items())
     goals: Goals = {name: metric.goal for name, metric in metrics.items()}
-    own_y = None if algorithm is None else algorithm.own_y
-    return Evaluation(_step(measures, own_y), goals, own_y is not None)
+    own_y, judged = (None, None) if algorithm is None else (algorithm.own_y, algorithm.judged)
+    return Evaluation(_step(measures, own_y), goals, own_y is not None, judged)
 
 
 def _as_metric(given: Loss | ClientMetric) -> ClientMetric:

@@ -6,6 +6,7 @@ from typing import Any
 from simfbo.core.aggregation import CHANNELS
 from simfbo.core.ledger import Ledger
 from simfbo.errors import UserError, brief
+from simfbo.runs.client_scores import is_column
 from simfbo.runs.files import Json
 from simfbo.runs.history import CHANNEL_BYTES
 from simfbo.runs.run_log import Progress
@@ -48,6 +49,11 @@ def _numbers(metrics: Any) -> dict[str, float]:
         kind = type(metrics).__name__
         raise UserError(
             f"evaluate must return numbers by name, such as {{'loss': 0.5}}, got {kind}."
+        )
+    if taken := [name for name in metrics if is_column(str(name))]:
+        raise UserError(
+            f"evaluate cannot return '{taken[0]}': names that begin with clients_ are those of "
+            "client_metrics."
         )
     try:
         return {str(name): float(value) for name, value in metrics.items()}

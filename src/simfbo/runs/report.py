@@ -172,7 +172,7 @@ def _clients(scores: ClientScores | None) -> list[str]:
     lines = [f"Clients' {scores.summary(name)}." for name in scores.values]
     missing = scores.missing
     shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-    return [*lines, *([f"Without a reply of: {shown}."] if missing else [])]
+    return [*lines, *([f"Without a finite reply of: {shown}."] if missing else [])]
 
 
 def estimated(record: Json) -> str:
