@@ -73,7 +73,7 @@ def by_library(model):
     [
         ("numpy_reference", "mlp", {}),
         ("torch_reference", "mlp", {}),
-        ("torch_reference", "mlp", {"merged": True}),
+        pytest.param("torch_reference", "mlp", {"merged": True}, marks=pytest.mark.slow),
         pytest.param("torch_reference", "cnn", {}, marks=pytest.mark.slow),
         pytest.param("torch_reference", "cnn", {"channels_last": True}, marks=pytest.mark.slow),
     ],

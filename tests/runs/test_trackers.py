@@ -369,6 +369,7 @@ def wandb_records(file):
             part = b""
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)

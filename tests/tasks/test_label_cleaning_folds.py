@@ -65,6 +65,7 @@ def test_trust_in_cells_by_finite_differences(by_hand):
     np.testing.assert_allclose(trust_in(x, y, (INPUTS, LABELS, CELLS), C), expit(x)[CELLS])
 
 
+@pytest.mark.slow
 def test_trust_by_a_network_is_that_of_the_nested_problem(by_hand):
     """First each fold's reference, on clean rows alone; then trust; then the models; then F."""
     made = setting("network")

@@ -53,15 +53,6 @@ class FederatedMLPClassifier(FederatedClassifier, Regularised):
             relative to the mean cross-entropy of standardised rows.
         layer_regularisation_: the L2 weight of each layer but the first.
         {results}
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> X = rng.normal(size=(120, 2))
-        >>> y = X[:, 0] * X[:, 1] > 0  # which no linear model can tell
-        >>> model = FederatedMLPClassifier(hidden_layer_sizes=8, rounds=300, random_state=0)
-        >>> bool(model.fit(X, y, clients=np.arange(120) % 4).score(X, y) > 0.9)
-        True
     """
 
     coefs_: list[np.ndarray]
