@@ -5,14 +5,17 @@ import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import GammaRegressor, PoissonRegressor
 from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
 
-from simfbo import Point, UserError
+from simfbo import History, Point, UserError
 from simfbo.estimators import FederatedGLM, FederatedLogistic, FederatedRidge
+from simfbo.estimators._training import warn_unless_converged
 from simfbo.tasks.linear import assign_folds
 
 pytestmark = pytest.mark.filterwarnings("ignore:Without clients:UserWarning")
+FAR = {"converged": False, "lower": 1.0, "linear": 1.0, "text": "not converged: far"}
 WEIGHTS = np.array([3.0, -2.0, 1.0, 0, 0, 0, 0, 0])
 
 
@@ -112,6 +115,12 @@ def test_a_fit_ends_when_nothing_changes(rows):
     }
     whole, short = fits[0], fits[1e-3]
     assert whole.n_iter_ == 400
+    # Only a fit that took all its rounds says that more are needed.
+    early = History({"rounds": 400}, short.history_.records, verdict=FAR)
+    warn_unless_converged(early)
+    late = History({"rounds": 400}, whole.history_.records, verdict=FAR)
+    with pytest.warns(ConvergenceWarning, match="The fit has not converged: far"):
+        warn_unless_converged(late)
     assert short.n_iter_ < 300
     assert short.history_.end == {"status": "finished"}
     last, before = short.history_.records[-1], short.history_.records[-3]

@@ -64,9 +64,12 @@ def progress(rounds: int) -> Callable[[int, Json | None], None]:
 
 
 def warn_unless_converged(history: History) -> None:
-    """Warn, as scikit-learn does, where a fit ended far from its solution."""
-    found = history.verdict
-    if found is None or found["converged"] is not False:
+    """Warn, as scikit-learn does, where a fit took all its rounds and ended far from its solution.
+
+    Where it ended by its tolerance, more rounds would not have changed it.
+    """
+    found, last = history.verdict, history.records[-1]["round"]
+    if found is None or found["converged"] is not False or last < history.header["rounds"]:
         return
     solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
     if not solved or found["hypergradient"] > _ENOUGH:
