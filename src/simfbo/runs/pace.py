@@ -1,5 +1,7 @@
 """How many rounds of a run are run at a time. The numbers do not depend on it."""
 
+import time
+
 import jax
 
 from simfbo.core.federation import Algorithm, Federation
@@ -64,3 +66,8 @@ class Pace:
         if self._most > 1 and rounds >= min(self._most, _FIRST):
             longest = max(1, int(_SECONDS * rounds / max(seconds, 1e-6)))
             self._most = min(longest, 4 * self._most)
+
+
+def clocks() -> tuple[float, float]:
+    """Return wall-clock and processor seconds, the latter over all threads of this process."""
+    return time.perf_counter(), time.process_time()

@@ -1,7 +1,6 @@
 """The one runner: any algorithm on any federation."""
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.interrupts import Interrupts, held_back
-from simfbo.runs.pace import Pace
+from simfbo.runs.pace import Pace, clocks
 from simfbo.runs.progress import shown
 from simfbo.runs.records import record_of
 from simfbo.runs.replies import taken_refusals, taken_suspicions
@@ -271,14 +270,14 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
     Iteration 0 only evaluates. Iterations are complete when all their lines are written; when they
     are interrupted before that, they do not count.
     """
-    begin = _clocks()
+    begin = clocks()
     state, hosted, refused = at.state, job.algorithm.hosted, at.refused
     if hosted is not None and at.round >= 0:
         state = hosted.prepare(state, job.federation, pace.key(at.round + 1))
         refused += _write(job, at.round + 1)
     step = _several(job, at, state, pace) or _one(job, at, state, pace)
     t, norms = step.round, step.norms
-    wall, cpu = _clocks()
+    wall, cpu = clocks()
     pace.took(t - at.round, wall - begin[0])
     sizes = np.maximum(norms, at.sizes or 1.0).tolist() if t <= 1 else at.sizes
     after = Progress(
@@ -392,11 +391,6 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
     at = at._replace(ledger=engine.ledger.copied(), refused=refused, observed=observed)
     job.log.add("clients", line_of(at.round, scores))
     return at, record_of(at, metrics, scores.columns)
-
-
-def _clocks() -> tuple[float, float]:
-    """Return wall-clock and processor seconds, the latter over all threads of this process."""
-    return time.perf_counter(), time.process_time()
 
 
 def _variables(state: PyTree) -> dict[str, PyTree]:
