@@ -148,14 +148,20 @@ def _no_one_else_gets_in(folder, capsys):
     assert "No operator's private key is in" in capsys.readouterr().err
 
 
-def _train_an_estimator(folder):
-    """Train a new app's estimator, and load its model."""
+@pytest.mark.slow
+def test_three_commands_from_an_empty_folder(folder):
+    """Train a new app's estimator on three nodes, and load its model."""
     app, output = folder.parent / "demo", folder.parent / "demo-run"
     assert main(["flower", "new", str(app)]) == 0
+    up = flower(folder, "up", "--nodes", 3, "--port", free_ports(5))
+    assert up.returncode == 0, up.stderr
     run = flower(folder, "run", app, "--set", "rounds=3", "--output", output)
     assert run.returncode == 0, run.stdout + run.stderr
     model = FederatedLogistic().load(output, classes=["no", "yes"])
     assert model.coef_[0, 0] > 0 > model.coef_[0, 2]
+    assert model.score_clients_.missing == []
+    assert 0.5 < model.score_clients_.mean("accuracy") <= 1
+    assert flower(folder, "down").stdout == "Down.\n"
 
 
 @pytest.mark.slow
@@ -183,7 +189,6 @@ def test_the_example_with_a_client_that_fails(folder, app):
     flag.touch()
     said, _ = job.communicate(timeout=LONG)
     assert job.returncode == 0, said
-    _train_an_estimator(folder)
     status = flower(folder, "status")
     assert "node-2-exec" in status.stdout
     assert status.stdout.count(" online ") == 2
