@@ -37,7 +37,8 @@ Start with SimFBO: it needs one round per iteration, and most benchmarks here ar
 clients do unequal amounts of local work, take ShroFBO, or MimeFBO where local steps are many or
 large. If second derivatives are a problem, take MemFBO. If every client should keep a lower
 variable of its own, take {private}. The others are here to be compared with, and worth a try
-where their row fits: `simfbo compare TASK --methods simfbo,fedmsa`.
+where their row fits: `simfbo compare TASK --methods simfbo,fedmsa`. Here † marks our reading of
+the abstract: the text of that paper was not at hand when the method was written.
 
 {when}
 
@@ -222,7 +223,7 @@ def _private(records: Iterable[Method]) -> str:
     for record in records:
         with contextlib.suppress(UserError):
             _built(record._replace(private=True), _smooth)
-            found.append(record.title)
+            found.append(record.title + _mark(record))
     return any_of(found)
 
 
@@ -237,7 +238,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _link(record: Method) -> str:
-    return f"[{record.title}](reference-{record.name}.md)"
+    return f"[{record.title}](reference-{record.name}.md){_mark(record)}"
+
+
+def _mark(record: Method) -> str:
+    return " \N{DAGGER}" if record.from_abstract else ""
 
 
 def _cost_row(record: Method) -> list[str]:

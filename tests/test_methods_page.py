@@ -7,7 +7,7 @@ import pytest
 
 from simfbo.checks import SINGLE_LOOP_LAWS
 from simfbo.config.build import law_factory
-from simfbo.config.catalogue import METHODS
+from simfbo.config.catalogue import METHODS, factory_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = [METHODS.find(name) for name in METHODS.names()]
@@ -25,6 +25,15 @@ def test_every_method_says_when_to_use_it():
         assert record.when, record.name
         assert record.paper, record.name
         assert bool(record.sampled) != record.one_exchange, record.name
+
+
+def test_methods_written_from_abstracts_say_so():
+    """On their pages and in their docstrings; figures and tables take it from the record."""
+    for record in RECORDS:
+        page = (DOCS / f"reference-{record.name}.md").read_text(encoding="utf-8")
+        texts = (" ".join(page.split()), factory_of(record).__doc__)
+        said = ["our reading of the abstract" in text.lower() for text in texts]
+        assert said == [record.from_abstract] * 2, record.name
 
 
 # The others that make one exchange are in tests/algorithms/test_laws.py, with all laws.

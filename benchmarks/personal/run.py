@@ -42,7 +42,7 @@ METHODS = {
     "fine-tuned": "FedAvg, then fine-tuned",
     "simfbo": "SimFBO, shared lower level, then own heads",
     "private": "SimFBO, private lower level",
-    "fedbioacc_local": "FedBiOAcc-Local",
+    "fedbioacc_local": "FedBiOAcc-Local (our reading of the abstract)",
 }
 
 

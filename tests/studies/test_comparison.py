@@ -50,6 +50,19 @@ def test_plan_shares_what_is_common_and_keeps_what_is_not():
     assert "methods" in TREE
 
 
+def test_methods_written_from_abstracts_are_named_below_the_table(tmp_path):
+    methods = comparison.plan(TREE, {}, ["plain", "fedmbo"])
+    assert comparison.caveat(methods) == ""
+    methods["free"] = methods["plain"].model_copy(update={"steps": "tuning-free"})
+    methods |= comparison.plan({"task": {"name": "quadratic"}}, {}, ["fedmsa"])
+    note = comparison.caveat(methods)
+    assert note == "free, fedmsa: our reading of the abstract."
+    groups = {"fedmsa": [history([0.1, 0.2])]}
+    rows = tables.rows(groups, "test_accuracy")
+    figures.save(groups, "test_accuracy", rows, tmp_path, note=note)
+    assert (tmp_path / "table.md").read_text().endswith(f" |\n\n{note}\n")
+
+
 def test_plan_merges_tables_key_by_key():
     tree = {**TREE, "sampling": {"size": 2}, "methods": {"simfbo": {"sampling": {
         "kind": "with-replacement"}}}}  # fmt: skip

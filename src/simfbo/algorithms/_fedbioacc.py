@@ -1,5 +1,6 @@
 """FedBiOAcc: Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization with Global
-and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701), for a global lower problem.
+and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701), for a global lower problem: our
+reading of the abstract.
 
 FedBiO with momentum-based variance reduction (STORM) on the clients, and step sizes that fall with
 the number of local steps. One communication round for the local steps of all three variables; the
@@ -52,6 +53,8 @@ def fedbioacc(
     c: float = 0.1,
 ) -> Algorithm:
     """FedBiOAcc; its authors let every client take part in every round.
+
+    Our reading of the abstract: the algorithm in the paper may differ.
 
     With z = (x, y, v), SimFBO's directions D_i(z; B) and alpha_t = delta / (u + t)^(1/3), client i
     takes tau_i steps from the z and d that it receives, t being the local steps before:

@@ -1,5 +1,6 @@
 """FedBiOAcc with local lower problems: Li, Huang, Huang, "Communication-Efficient Federated Bilevel
-Optimization with Global and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701).
+Optimization with Global and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701): our
+reading of the abstract.
 
 Every client has a lower problem of its own (`BilevelProblem(..., lower_level="private")`). It keeps
 y_i, v_i and the estimators of their directions; x and the estimator of its direction are averaged.
@@ -47,6 +48,8 @@ def fedbioacc_local(
     c: float = 0.1,
 ) -> Algorithm:
     """FedBiOAcc for a private lower level; arguments as for `fedbioacc`.
+
+    Our reading of the abstract: the algorithm in the paper may differ.
 
     The local steps are those of `fedbioacc`. y_i, v_i, d_y and d_v are the client's own; the server
     adds the mean changes of x and d_x to its own. A client's first local step sets its estimators.

@@ -1,5 +1,6 @@
 """FedMSA: Tarzanagh, Li, Sharma, Oymak, "Federated Multi-Sequence Stochastic Approximation with
-Local Hypergradient Estimation", 2023 (arXiv 2306.01648), for bilevel problems.
+Local Hypergradient Estimation", 2023 (arXiv 2306.01648), for bilevel problems: our reading of the
+abstract.
 
 Two communication rounds per iteration. The first updates the server's estimate h of the global
 directions by momentum-based variance reduction (STORM); in the second, clients take local steps
@@ -47,6 +48,8 @@ def fedmsa(
     radius: float | None = None,
 ) -> Algorithm:
     """FedMSA, with variance-reduced directions on the server and on the clients.
+
+    Our reading of the abstract: the algorithm in the paper may differ.
 
     With z = (x, y, v), SimFBO's directions D_i(z; xi) and a the momentum, one iteration is
 

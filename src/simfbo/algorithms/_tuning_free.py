@@ -1,5 +1,6 @@
 """Tuning-free step sizes: Yang, Ban, Huang, Ma, Ji, "Tuning-Free Bilevel Optimization: New
-Algorithms and Convergence Analysis", ICLR 2025, S-TFBO, for federated methods with server steps.
+Algorithms and Convergence Analysis", ICLR 2025, S-TFBO, for federated methods with server steps:
+our reading of the abstract.
 
 Every step size is the inverse of what its directions have added up to so far, as in AdaGrad with
 norms, and x waits for the slower of y and v. With d the directions that the server would move
@@ -39,6 +40,8 @@ class Gathered(NamedTuple):
 
 def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Algorithm:
     """Let a method with server steps take tuning-free step sizes.
+
+    Our reading of the abstract of S-TFBO: the algorithm in the paper may differ.
 
     Clients step with what the server's step sizes are before the exchange, divided by the mean
     local work where the server knows it, and not at all in the first round: then nothing is known

@@ -163,7 +163,7 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
     add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
     add("--steps", help="auto: choose step sizes automatically; tuning-free: from the sizes of "
-        "directions; given: those in the settings")  # fmt: skip
+        "directions (S-TFBO, our reading of the abstract); given: those set")  # fmt: skip
     add(
         "--codecs",
         metavar="NAME",

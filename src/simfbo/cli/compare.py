@@ -155,7 +155,7 @@ def _show(
 ) -> list[dict[str, str]]:
     """Write and print table and figures; return the table."""
     from simfbo.runs.report import metrics
-    from simfbo.studies import figures, tables
+    from simfbo.studies import comparison, figures, tables
 
     histories = [history for group in groups.values() for history in group]
     metric = metric or metrics(histories[0])[0]
@@ -163,8 +163,11 @@ def _show(
         history.column(metric)  # raises if there is no such metric
     rows = tables.rows(groups, metric, targets)
     looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
-    figures.save(groups, metric, rows, directory, looks)
+    note = comparison.caveat(methods)
+    figures.save(groups, metric, rows, directory, looks, note)
     print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    if note:
+        OUT.print(note, markup=False)
     for name, group in groups.items():
         for history in group:
             for line in history.warnings:

@@ -47,6 +47,7 @@ class Method(NamedTuple):
             all of it.
         theory: what its paper proves, in a line of Markdown.
         paper: authors, venue and year.
+        from_abstract: whether it was written from the abstract of that paper alone.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Method(NamedTuple):
     sampled: str = ""
     theory: str = ""
     paper: str = ""
+    from_abstract: bool = False
 
 
 class TaskRecord(NamedTuple):

@@ -50,6 +50,16 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
     }
 
 
+def caveat(methods: Mapping[str, RunConfig]) -> str:
+    """Name the methods that were written from their papers' abstracts; empty if there are none."""
+    read = [
+        name
+        for name, config in methods.items()
+        if METHODS.find(config.algorithm.name).from_abstract or config.steps == "tuning-free"
+    ]
+    return f"{', '.join(read)}: our reading of the abstract." if read else ""
+
+
 def _registered(names: Sequence[str] | None) -> list[str]:
     """Return names as methods are registered with; all that need no private lower level."""
     if names:

@@ -226,9 +226,11 @@ def save(
     table: Sequence[Mapping[str, str]],
     directory: Path,
     looks: Mapping[str, Look] | None = None,
+    note: str = "",
 ) -> None:
-    """Write table.md, figure.png, figure.svg and report.html."""
-    write_atomic(directory / "table.md", markdown(table) + "\n")
+    """Write table.md, with a note below the table, figure.png, figure.svg and report.html."""
+    text = [markdown(table), note] if note else [markdown(table)]
+    write_atomic(directory / "table.md", "\n\n".join(text) + "\n")
     histories = [history for group in groups.values() for history in group]
     names = [f"{name}, seed {h.header['seed']}" for name, group in groups.items() for h in group]
     page = report.page(histories, names, table)
