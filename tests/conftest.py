@@ -2,6 +2,10 @@
 
 import gc
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import jax
@@ -62,6 +66,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+    """Allow long tests more than pyproject.toml does: there too, a guard against hangs only."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--strategy", choices=("auto", "lanes", "batches"),
@@ -84,6 +95,61 @@ def single_precision():
     """Run a test in float32, as users do."""
     with jax.enable_x64(False):
         yield
+
+
+_PATIENCE = 240  # seconds, for machines that are busy with other things
+_DEFAULT_SIGNALS = """import signal
+for number in (signal.SIGHUP, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+class Script(subprocess.Popen):
+    """A Python script in a process group of its own, whose waits are limited."""
+
+    def __init__(self, script, *arguments, cwd):
+        """Start it with the default answers to signals.
+
+        Under nohup and in background shells, children would inherit that signals are ignored.
+        """
+        super().__init__(
+            [sys.executable, "-c", _DEFAULT_SIGNALS + script, *arguments], cwd=cwd,
+            env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), "COLUMNS": "300"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_until(self, condition):
+        """Wait for a condition as long as the process lives."""
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            assert self.poll() is None, self.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def outcome(self):
+        """Wait for the end; return what was printed to stdout and stderr."""
+        return self.communicate(timeout=_PATIENCE)
+
+    def kill_group(self):
+        """End whatever still runs."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self.outcome()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a script in the test's folder; it ends with the test."""
+    started = []
+
+    def call(script, *arguments):
+        started.append(Script(script, *arguments, cwd=tmp_path))
+        return started[-1]
+
+    yield call
+    for process in started:
+        process.kill_group()
 
 
 @pytest.fixture

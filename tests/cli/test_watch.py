@@ -2,8 +2,6 @@
 
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -45,17 +43,14 @@ def test_mistakes(simfbo):
     assert err.startswith(f"simfbo: Cannot listen on port {port} of 127.0.0.1 (Address already in")
 
 
-def test_the_command_needs_no_jax_and_ends_quietly(tmp_path):
+def test_the_command_needs_no_jax_and_ends_quietly(start):
     """It starts at once, and Ctrl-C is how it is meant to end."""
-    script = """
+    process = start("""
 import sys
 sys.modules["jax"] = sys.modules["numpy"] = sys.modules["matplotlib"] = None
 from simfbo.cli.main import main
 sys.exit(main(["watch", ".", "--port", "0"]))
-"""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
-        assert process.stdout.readline().startswith("Watching . at http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        assert (process.returncode, out, err) == (0, "", "")
+""")
+    assert process.stdout.readline().startswith("Watching . at http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert (*process.outcome(), process.returncode) == ("", "", 0)

@@ -5,8 +5,6 @@ import pickle
 import queue
 import signal
 import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,52 +14,18 @@ from simfbo.errors import ResumableError, UserError
 from simfbo.runs.history import History
 from simfbo.studies import sweep
 
-PATIENCE = 600  # seconds, for machines that are busy with other things
 JOB = {"task.name": "quadratic", "task.clients": 2, "rounds": 2}
-
-
-def wait_until(condition, process):
-    """Wait for a condition as long as a process lives."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Return a function that starts a script in a process group, which ends with the test."""
-    started = []
-
-    def call(script, *arguments):
-        started.append(subprocess.Popen(
-            [sys.executable, "-c", script, *arguments], cwd=tmp_path,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "300"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        ))  # fmt: skip
-        return started[-1]
-
-    yield call
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture
 def endless(start, tmp_path):
     """Return a comparison without end, and its history's file."""
-    script = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from simfbo.cli.main import main; sys.exit(main())"
-    )
     arguments = ("compare", "quadratic", "--methods", "simfbo", "--seeds", "0", "--rounds",
                  "9999999", "--every", "50", "--output", "it", "--clients", "2",
                  "--cohort", "2", "--quiet")  # fmt: skip
-    process = start(script, *arguments)
+    process = start("import sys; from simfbo.cli.main import main; sys.exit(main())", *arguments)
     file = tmp_path / "it" / "simfbo-seed0" / "history.jsonl"
-    wait_until(lambda: file.exists() and file.read_text().count("\n") > 3, process)
+    process.wait_until(lambda: file.exists() and file.read_text().count("\n") > 3)
     return process, file
 
 
@@ -89,7 +53,7 @@ def test_ctrl_c_leaves_nothing_behind_and_says_how_to_resume(endless, politely):
         process.terminate()  # as a service manager does, to the parent alone
     else:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.outcome()
     assert process.returncode == 130
     assert err == "simfbo: interrupted. Resume with: simfbo compare --resume it\n"
     assert not is_alive(worker)
@@ -111,7 +75,7 @@ def test_a_worker_that_is_killed_is_one_sentence(endless, how):
     process, _ = endless
     (worker,) = workers(process.pid)
     os.kill(worker, how)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.outcome()
     assert (process.returncode, err) == (2, f"simfbo: {ENDED[how]}\n")
 
 
@@ -161,9 +125,9 @@ def test_a_worker_ends_with_its_parent(start, tmp_path):
         "    process.join()\n"
     )
     process = start("import family; family.parent()")
-    wait_until((tmp_path / "born").exists, process)
+    process.wait_until((tmp_path / "born").exists)
     process.kill()
-    process.communicate(timeout=PATIENCE)  # the child holds the pipes open as long as it lives
+    process.outcome()  # the child holds the pipes open as long as it lives
     assert process.returncode == -9
 
 

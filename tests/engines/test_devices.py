@@ -68,7 +68,12 @@ def test_two_processes_find_what_one_does():
         subprocess.Popen([*command, str(i)], env=environment, stdout=subprocess.PIPE, text=True)
         for i in range(2)
     ]
-    first, second = (json.loads(one.communicate(timeout=400)[0].splitlines()[-1]) for one in both)
+    try:
+        said = [one.communicate(timeout=400)[0] for one in both]
+    finally:
+        for one in both:
+            one.kill()
+    first, second = (json.loads(out.splitlines()[-1]) for out in said)
     assert first["devices"] == second["devices"] == 2
     assert first["x"] == second["x"]
     alone = answers("alone", devices=1)

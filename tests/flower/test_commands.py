@@ -221,7 +221,7 @@ def test_a_process_that_ends_is_restarted_with_a_growing_delay(tmp_path, monkeyp
     )
     assert child.poll()
     for delay in (1.0, 2.0, 4.0, 8.0, 8.0):
-        child.running.wait()
+        child.running.wait(60)
         assert child.poll()  # it ended
         assert child.describe()["pid"] is None
         now[0] += delay - 0.01
@@ -229,12 +229,12 @@ def test_a_process_that_ends_is_restarted_with_a_growing_delay(tmp_path, monkeyp
         now[0] += 0.01
         assert child.poll()  # it was restarted
     assert child.describe() == {"pid": child.running.pid, "starts": 6}
-    child.running.wait()
+    child.running.wait(60)
     now[0] += 21.0  # it lasted
     assert child.poll()
     now[0] += 0.5
     assert child.poll()
-    child.running.wait()
+    child.running.wait(60)
 
 
 def test_a_node_sleeps_a_tenth_of_the_time_since_its_last_message(monkeypatch):

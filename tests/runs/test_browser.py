@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -167,12 +165,12 @@ def test_progress_between_evaluations(page, tmp_path):
     assert page().text(".runs tbody .progress") == "42 of 100"
 
 
-def test_waiting_for_runs_and_for_the_server(browser, tmp_path):
-    command = [sys.executable, "-m", "simfbo.cli.main", "watch", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        browser.open(server.stdout.readline().split()[3])
-        browser.wait("return !document.getElementById('waiting').hidden")
-        server.terminate()
+def test_waiting_for_runs_and_for_the_server(browser, start):
+    server = start("from simfbo.cli.main import main; main()", "watch", ".", "--port", "0")
+    browser.open(server.stdout.readline().split()[3])
+    browser.wait("return !document.getElementById('waiting').hidden")
+    server.terminate()
+    server.outcome()
     browser.wait("return document.body.dataset.connection == 'lost'")
     assert browser.text("#connection") == "The server has stopped; waiting for it."
     browser.open("about:blank")

@@ -43,16 +43,30 @@ class TensorBoard:
 
 
 class _Events:
-    """The event files of one run."""
+    """The event files of one run.
+
+    They are written at once. tensorboardX's `SummaryWriter` writes in another thread, and its
+    `flush` does not wait for that thread's queue, which is lost when the process is killed.
+    """
 
     def __init__(self, package: Any, name: str, folder: Path, run: TrackedRun) -> None:
         self.id = name
-        purge = None if run.id is None else run.last + 1
+        self._summary, self._proto = package.summary, package.proto.event_pb2
         suffix = f".{time.time_ns()}"  # two starts within a second must not share a file
-        self._writer = package.SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
-        self._summaries, self._config, self._seen = package.summary, run.config, False
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = package.event_file_writer.EventsWriter
+        self._writer = writer(str(folder / "events"), suffix)
+        self._config, self._seen = run.config, False
+        if run.id is not None:  # drops what an earlier start wrote about later rounds
+            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._add(run.last + 1, session_log=start)
         text = "".join(f"    {key}: {value}\n" for key, value in {**run.tags, **run.config}.items())
-        self._writer.add_text("settings", text)
+        self._add(summary=self._summary.text("settings", text))
+
+    def _add(self, step: int = 0, **content: Any) -> None:
+        """Write an event."""
+        event = self._proto.Event(wall_time=time.time(), step=step, **content)
+        self._writer.write_event(event)
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
         """Write scalars; the first time also the settings, as hyperparameters of these metrics."""
@@ -61,15 +75,15 @@ class _Events:
             self._seen = True
             self._describe(tagged)
         for tag, value in tagged.items():
-            self._writer.add_scalar(tag, value, round)
+            self._add(round, summary=self._summary.scalar(tag, value))
         self._writer.flush()
 
     def _describe(self, values: Mapping[str, float]) -> None:
         """Write the settings as hyperparameters."""
         known = {key: _plain(value) for key, value in self._config.items() if value is not None}
         metrics = {tag: value for tag, value in values.items() if tag.startswith("metrics/")}
-        for summary in self._summaries.hparams(known, metrics):
-            self._writer.file_writer.add_summary(summary)
+        for summary in self._summary.hparams(known, metrics):
+            self._add(summary=summary)
 
     def artefact(self, file: Path) -> None:
         """Show a picture or a text; other files stay where they are."""
@@ -77,14 +91,14 @@ class _Events:
             from matplotlib.image import imread
 
             picture = imread(file)[..., :3]
-            self._writer.add_image(file.stem, picture, dataformats="HWC")
+            self._add(summary=self._summary.image(file.stem, picture, dataformats="HWC"))
         elif file.suffix in (".md", ".txt", ".toml"):
-            self._writer.add_text(file.name, file.read_text())
+            self._add(summary=self._summary.text(file.name, file.read_text()))
         self._writer.flush()
 
     def end(self, status: str) -> None:
         """Close the files."""
-        self._writer.add_text("status", status)
+        self._add(summary=self._summary.text("status", status))
         self._writer.close()
 
 
