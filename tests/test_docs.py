@@ -1,5 +1,6 @@
 """Documents: their Python code runs, their links lead somewhere, and they speak plain English."""
 
+import json
 import re
 import runpy
 import shlex
@@ -238,6 +239,27 @@ def test_the_readme_figure_has_the_numbers_of_the_table():
     rows = {row[0].removeprefix("| "): row[to_97] for row in cells if len(row) > to_97}
     for label, name in runs.items():
         assert f" / {figure['cost'](figure['runs'](name)):,.0f} / " in rows[label]
+
+
+def test_what_leaks_has_the_numbers_that_were_measured():
+    page = text_of(ROOT / "docs" / "explanation-what-leaks.md")
+    found = json.loads(text_of(ROOT / "benchmarks" / "leakage" / "results.json"))
+    best, runs = found["messages"]["best"], found["training"]["runs"]
+    shares = {
+        "batches of 8, first round": best["round 1, batch 8"]["images"],
+        "batches of 16, first round": best["round 1, batch 16"]["images"],
+        "batches of 64, first round": best["round 1, batch 64"]["images"],
+        "batches of 64, after 100 rounds": best["round 101, batch 64"]["images"],
+        "batches of 1, five local steps": best["round 1, batch 1, 5 local steps"]["images"],
+        "no noise | ∞": runs["no privacy"]["test_accuracy"],
+        "z = 4 | 7.6": runs["z = 4, C = 1, 1, 1"]["test_accuracy"],
+        "z = 11 | 2.0": runs["z = 11, C = 0.4, 1, 0.4"]["test_accuracy"],
+    }
+    said = {
+        row: float(re.search(rf"{re.escape(f'| {row} |')} ([\d.]+) %", page)[1]) for row in shares
+    }
+    assert said == pytest.approx({row: 100 * share for row, share in shares.items()}, abs=0.0501)
+    assert 6e-8 < found["messages"]["exact"]["largest"] < 7e-8  # "at most 7e-8"
 
 
 def sections(page):
