@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simfbo import checks, datasets
+from simfbo.cli.console import OUT
 
 FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "card.md", "summary.txt",
          "variables.npz"}  # fmt: skip
@@ -20,7 +21,7 @@ DIGITS = (
 
 def rows(out: str) -> dict[str, list[str]]:
     """Return the table's rows by their first cell."""
-    cells = [re.split(r"\s*[│┃]\s*", line.strip(" │┃")) for line in out.splitlines()]
+    cells = [re.split(r"\s*[│┃]\s*|\s{2,}", line.strip(" │┃")) for line in out.splitlines()]
     return {row[0]: row[1:] for row in cells if len(row) > 1}
 
 
@@ -151,8 +152,15 @@ def test_data_lists(simfbo):
     table = rows(out)
     images = ["digits", "mnist", "fashion-mnist", "cifar10", "optdigits", "exercises"]
     assert list(table)[1:] == [*images, *datasets.FRAMES]
-    assert table["digits"][:2] == ["yes", "scikit-learn"]
-    assert table["mnist"][:2] == ["no: simfbo data mnist", "empty/mnist"]
+    assert (table["digits"][0], table["mnist"][0]) == ("yes", "no")
+    assert out.endswith("simfbo data NAME fetches one, into the data folder:\nempty\n")
+
+
+def test_data_fits_a_terminal(simfbo, monkeypatch):
+    monkeypatch.setattr(OUT, "_width", 80)
+    _, out, _ = simfbo("data", "--data-dir", "empty")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
 
 
 def test_data_of_digits(simfbo):

@@ -12,7 +12,7 @@ from simfbo.errors import UserError
 from simfbo.runs.files import as_folder_name, folder_names
 
 COMPARE = ("compare", "quadratic", "--clients", "2", "--cohort", "2", "--rounds", "1", "--methods",
-           "simfbo", "--seeds", "0", "--quiet")  # fmt: skip
+           "simfbo", "--seeds", "1", "--quiet")  # fmt: skip
 HOSTILE = ["../../x", "..", ".", "", "/tmp/x", "a/b", "a\\b", "a\0b", ".hidden", "-rf", "a ", "a.",
            "\n", "x" * 61, "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 67, "C:", "~"]  # fmt: skip
 

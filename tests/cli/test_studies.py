@@ -60,7 +60,7 @@ def test_compare(simfbo, in_process):
     again = History.load("out/simfbo-seed0")
     assert again.column("x_error") == histories["simfbo-seed0"].column("x_error")
     plan = Path("out/study.json").read_bytes()
-    code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "0")
+    code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "1")
     assert code == 2
     assert Path("out/study.json").read_bytes() == plan
     assert err == (
@@ -81,7 +81,7 @@ def test_compare_reads_a_file(simfbo, in_process):
 
 
 def test_a_run_that_fails_is_one_sentence(simfbo, in_process):
-    code, _, err = simfbo(*COMPARE, "--methods", "simfbo", "--seeds", "0", "--cohort", "9")
+    code, _, err = simfbo(*COMPARE, "--methods", "simfbo", "--seeds", "1", "--cohort", "9")
     assert code == 2
     assert err == "simfbo: A cohort of 9 cannot be drawn from 3 clients: lower it.\n"
 
@@ -94,18 +94,19 @@ def test_a_run_that_fails_is_one_sentence(simfbo, in_process):
             "Name a task (quadratic, hyper-representation, regularisation, label-cleaning, "
             "long-tail or fair), or give --config FILE.",
         ),
-        ((*COMPARE, "--seeds", "a"), "--seeds takes 0..2 or 0,5,7; got 'a'."),
+        ((*COMPARE, "--seeds", "a"), "--seeds takes 3, 0..2 or 0,5,7; got 'a'."),
         (
             (*COMPARE, "--seeds", "1,1"),
-            "'seeds' must be a list of different whole numbers from 0 to 4294967295, got [1, 1].",
+            "'seeds' must be how many there are, such as 3 for 0, 1 and 2, or a list of different "
+            "whole numbers from 0 to 4294967295; got [1, 1].",
         ),
         (
             (*COMPARE, "--seeds", "0..99999999999"),
-            "--seeds takes up to 10,000 numbers, got '0..99999999999'.",
+            "--seeds takes up to 10,000 seeds, got '0..99999999999'.",
         ),
         (
             (*COMPARE, "--set", "seed=3"),
-            "Write 'seeds', a list, in place of 'seed'.",
+            "Write 'seeds', how many or a list, in place of 'seed'.",
         ),
         ((*COMPARE, "--targets", "x"), "--targets takes numbers as 0.9,0.95; got 'x'."),
         ((*COMPARE, "--targets", "nan"), "--targets takes numbers as 0.9,0.95; got 'nan'."),
@@ -151,7 +152,7 @@ def test_tune_prints_a_winner_that_runs(simfbo, in_process):
 
 
 def test_a_metric_that_some_method_lacks(simfbo, in_process):
-    arguments = (*COMPARE, "--methods", "simfbo,memfbo", "--seeds", "0", "--output", "out")
+    arguments = (*COMPARE, "--methods", "simfbo,memfbo", "--seeds", "1", "--output", "out")
     code, _, err = simfbo(*arguments, "--metric", "v_error")
     assert code == 2
     assert err.startswith("simfbo: The history has no 'v_error'; it has round")

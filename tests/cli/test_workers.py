@@ -20,7 +20,7 @@ JOB = {"task.name": "quadratic", "task.clients": 2, "rounds": 2}
 @pytest.fixture
 def endless(start, tmp_path):
     """Return a comparison without end, and its history's file."""
-    arguments = ("compare", "quadratic", "--methods", "simfbo", "--seeds", "0", "--rounds",
+    arguments = ("compare", "quadratic", "--methods", "simfbo", "--seeds", "1", "--rounds",
                  "9999999", "--every", "50", "--output", "it", "--clients", "2",
                  "--cohort", "2", "--quiet")  # fmt: skip
     process = start("import sys; from simfbo.cli.main import main; sys.exit(main())", *arguments)

@@ -383,9 +383,11 @@ def test_a_file_without_end_is_refused():
     assert complaint({}, Path("/dev/zero")) == ("/dev/zero is too long for a configuration file.")
 
 
-@pytest.mark.parametrize("seeds", [[16**6000], [0, "a"], [True], [-1], [2**32], [], {}, [1, 1]])
+@pytest.mark.parametrize(
+    "seeds", [[16**6000], [0, "a"], [True], [-1], [2**32], [], {}, [1, 1], 0, -3, True, 10**9]
+)
 def test_seeds_that_are_invalid(seeds):
-    with pytest.raises(UserError, match=r"^'seeds' must be a list of different whole numbers"):
+    with pytest.raises(UserError, match=r"^'seeds' must be how many there are"):
         comparison.checked_seeds(seeds)
 
 

@@ -209,7 +209,7 @@ def test_jobs_share_seeds(tmp_path):
         ("plain-seed4", 4), ("nested-seed4", 4), ("plain-seed7", 7), ("nested-seed7", 7),
     ]  # fmt: skip
     for wrong in ("a", -1, 0.5, True):
-        with pytest.raises(UserError, match="'seeds' must be a list of different whole numbers"):
+        with pytest.raises(UserError, match="'seeds' must be how many there are"):
             comparison.jobs(methods, [0, wrong], tmp_path)
 
 

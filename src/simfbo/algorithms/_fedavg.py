@@ -15,6 +15,12 @@ from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y
 
+_VIOLATIONS = {
+    "finds the solution": "FedAvg trains the lower problem only: x stays where it starts.",
+    "unequal local work":
+        "FedAvg weighs clients by p_i ||a_i||_1, so unequal local work moves its solution.",
+}  # fmt: skip
+
 
 class AvgState(NamedTuple):
     """The fixed x, y and the server's optimiser state."""
@@ -60,10 +66,7 @@ def fedavg(
         q = federation.sum(fedavg_step, at, cohort, key, Point(y=eta)).y
         return AvgState(state.x, *move(q, state.server, state.y))
 
-    bias = "FedAvg weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
-    return Algorithm(
-        "FedAvg", init, round, (fedavg_step,), {"unequal local work": bias}, {"fedavg_step": "y"}
-    )
+    return Algorithm("FedAvg", init, round, (fedavg_step,), _VIOLATIONS, {"fedavg_step": "y"})
 
 
 @once_per_problem

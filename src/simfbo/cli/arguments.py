@@ -4,15 +4,14 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from simfbo.config.catalogue import METHODS, TASKS, any_of
+from simfbo.config.catalogue import METHODS, TASKS, TaskRecord, any_of
 from simfbo.config.files import parse_override
 from simfbo.config.run import RunConfig, load
 from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json
-
-_MOST_SEEDS = 10_000
+from simfbo.runs.history import FILE
 
 # Flags that have a name of their own, and the setting each stands for.
 SHORTCUTS = {
@@ -113,22 +112,24 @@ def span(text: str) -> tuple[str, tuple[float, float]]:
     return key, (low, high)
 
 
-def whole_numbers(text: str, flag: str) -> list[int]:
-    """Return the numbers in 0..2 or 0,5,7.
+def seeds(text: str) -> int | list[int]:
+    """Return the seeds in 0..2 or 0,5,7; a number by itself is how many there are.
 
     Example:
-        >>> whole_numbers("0..2", "--seeds")
-        [0, 1, 2]
+        >>> seeds("3"), seeds("0..2"), seeds("0,5,7")
+        (3, [0, 1, 2], [0, 5, 7])
     """
+    from simfbo.studies.comparison import MOST_SEEDS
+
     try:
-        if ".." in text:
-            low, high = map(_whole, text.split(".."))
-        else:
-            return [_whole(part) for part in text.split(",")]
+        if ".." not in text:
+            found = [_whole(part) for part in text.split(",")]
+            return found[0] if len(found) == 1 else found
+        low, high = map(_whole, text.split(".."))
     except ValueError:
-        raise UserError(f"{flag} takes 0..2 or 0,5,7; got '{plain(text)}'.") from None
-    if high - low >= _MOST_SEEDS:
-        raise UserError(f"{flag} takes up to {_MOST_SEEDS:,} numbers, got '{plain(text)}'.")
+        raise UserError(f"--seeds takes 3, 0..2 or 0,5,7; got '{plain(text)}'.") from None
+    if high - low >= MOST_SEEDS:
+        raise UserError(f"--seeds takes up to {MOST_SEEDS:,} seeds, got '{plain(text)}'.")
     return list(range(low, high + 1))
 
 
@@ -221,7 +222,51 @@ def overrides(options: argparse.Namespace) -> Json:
     found |= dict(map(parse_override, options.set))
     if not options.config and "task.name" not in found:
         raise UserError(f"Name a task ({any_of(TASKS.names())}), or give --config FILE.")
+    if options.task is not None:
+        _require_no_data(options.task)
     return found
+
+
+def _require_no_data(task: str) -> None:
+    """Raise if a data set, a file or a folder is named where a task should be."""
+    if ":" in task or TASKS.known(task) in TASKS.names():
+        return
+    if found := _data_set(task.lower()) or _file(Path(task)):
+        kind, instead = found
+        raise UserError(f"'{plain(task)}' is a {kind}, not a task: {instead}.")
+
+
+def _data_set(name: str) -> tuple[str, str] | None:
+    """Return what to write in place of a data set's name; None if there is no such data set."""
+    from simfbo import datasets
+
+    if name not in (*datasets.NAMES, *datasets.FRAMES):
+        return None
+    takers = [task for task in TASKS.names() if name in _data_sets(TASKS.find(task))]
+    python = f"load it in Python by simfbo.datasets.load_frame('{name}')"
+    return "data set", f"write {takers[0]} --dataset {name}" if takers else python
+
+
+def _file(path: Path) -> tuple[str, str] | None:
+    """Return what a path is and what to do with it; None if it does not look like a path."""
+    if (path / FILE).is_file():
+        return "run", f"continue it with simfbo run --resume {path}"
+    if path.suffix == ".toml":
+        return "file", f"write --config {path}"
+    if path.suffix == ".py":
+        return "file", f"write {path.stem}:NAME, with the name of the task in it"
+    if not path.suffix and (not path.name or not path.exists()):
+        return None
+    return "folder" if path.is_dir() else "file", (
+        "a table of yours is fitted in Python, as in FederatedLogistic().fit(df, y, "
+        "clients='hospital') (docs/how-to-tune-clean-repair.md)"
+    )
+
+
+def _data_sets(task: TaskRecord) -> tuple[str, ...]:
+    """Return the names of the data sets that one of our tasks takes."""
+    fields = {} if task.settings is None else task.settings.model_fields
+    return get_args(fields["dataset"].annotation) if "dataset" in fields else ()
 
 
 def configuration(options: argparse.Namespace) -> RunConfig:

@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
         f"(default: all for a shared lower level; of {', '.join(METHODS.names())})")  # fmt: skip
-    add("--seeds", metavar="S", help="such as 0..2 or 0,5,7 (default: the file's, or 0..2)")
+    add(
+        "--seeds",
+        metavar="S",
+        help="3 for the seeds 0, 1, 2; or 0..2, or 0,5,7 (default: the file's, or 3)",
+    )
     add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
     add("--metric", help="what to compare (default: the task's own)")
     arguments.add_json(parser)
@@ -67,10 +71,10 @@ def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int]]:
     overrides = arguments.overrides(options)
     tree = read(options.config) if options.config else {}
     if "seed" in tree or "seed" in overrides:
-        raise UserError("Write 'seeds', a list, in place of 'seed'.")
+        raise UserError("Write 'seeds', how many or a list, in place of 'seed'.")
     seeds = tree.pop("seeds", [0, 1, 2])
     if options.seeds is not None:
-        seeds = arguments.whole_numbers(options.seeds, "--seeds")
+        seeds = arguments.seeds(options.seeds)
     seeds = comparison.checked_seeds(seeds)
     names = options.methods.split(",") if options.methods else None
     return comparison.plan(tree, {**overrides, "seed": seeds[0]}, names), seeds

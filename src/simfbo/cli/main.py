@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
+import simfbo
 from simfbo.errors import ResumableError, UserError, missing, plain
 from simfbo.runs.interrupts import SIGNALS, Interrupts, install
 
@@ -113,6 +114,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of one command, or one that only knows what commands there are."""
     description = "Federated bilevel optimisation: run, measure, compare."
     parser = _Parser(prog="simfbo", description=description)
+    parser.add_argument("--version", action="version", version=f"simfbo {simfbo.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in _COMMANDS.items():
         own = commands.add_parser(

@@ -12,7 +12,7 @@ from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta, with_
 from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
-from simfbo.config.fields import LocalAndServer, MethodSettings, StepSizes, TwoStepSizes
+from simfbo.config.fields import LocalAndServer, LowerStep, MethodSettings, StepSizes, TwoStepSizes
 from simfbo.config.run import LocalWorkConfig, RunConfig
 from simfbo.config.safety import AggregationConfig, PrivacyConfig
 from simfbo.core import aggregation, codecs, local_work, sampling
@@ -274,8 +274,8 @@ def _aggregators(config: AggregationConfig) -> Point[Aggregator | None]:
     return Point(rules[config.x](), rules[config.y](), rules[config.v]())
 
 
-def _steps(config: StepSizes | TwoStepSizes) -> Point[float]:
-    return Point(config.x, config.y, getattr(config, "v", config.y))
+def _steps(config: StepSizes | TwoStepSizes | LowerStep) -> Point[float]:
+    return Point(getattr(config, "x", config.y), config.y, getattr(config, "v", config.y))
 
 
 def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:

@@ -39,6 +39,7 @@ class Method(NamedTuple):
         one_exchange: whether it makes one exchange per cohort, so that privacy can be accounted.
         adds_up_work: whether clients that do more local work count for more.
         private: whether it needs a problem with a private lower level.
+        baseline: whether it solves no bilevel problem: it is found by name, and left out of lists.
         laws: options with which `simfbo check` tries it, by suffix of its name; `v` among them is
             a step size.
         colour: of its line in figures; the next one of the palette by default.
@@ -58,6 +59,7 @@ class Method(NamedTuple):
     one_exchange: bool = False
     adds_up_work: bool = False
     private: bool = False
+    baseline: bool = False
     laws: Mapping[str, Json] = {"": {}}
     colour: str = ""
     when: str = ""
@@ -107,8 +109,10 @@ class Shelf(Generic[R]):
         self._records.pop(name, None)
 
     def names(self) -> list[str]:
-        """Return all names, those that other packages registered last; imports none of them."""
-        return list(dict.fromkeys([*self._records, *self._entry_points()]))
+        """Return all names but baselines', those of other packages last; imports none of them."""
+        records = self._records
+        return [name for name in self._all_names()
+                if not getattr(records.get(name), "baseline", False)]  # fmt: skip
 
     def find(self, name: str) -> R:
         """Return the record of a name or of `package.module:name`; raise if there is none.
@@ -162,12 +166,15 @@ class Shelf(Generic[R]):
         """Return a name as it is registered, if it is one that is written otherwise."""
         if name in self._records or ":" in name:
             return name
-        return {_folded(one): one for one in self.names()}.get(_folded(name), name)
+        return {_folded(one): one for one in self._all_names()}.get(_folded(name), name)
+
+    def _all_names(self) -> list[str]:
+        """Return all names, baselines' too."""
+        return list(dict.fromkeys([*self._records, *self._entry_points()]))
 
     def _unknown(self, name: str) -> str:
-        known = self.names()
-        close = difflib.get_close_matches(name[:80].lower(), known, 1)
-        hint = f"Did you mean '{close[0]}'?" if close else f"Use {any_of(known)}."
+        close = difflib.get_close_matches(name[:80].lower(), self._all_names(), 1)
+        hint = f"Did you mean '{close[0]}'?" if close else f"Use {any_of(self.names())}."
         return f"Unknown {self._what} '{plain(name)}'. {hint}"
 
 

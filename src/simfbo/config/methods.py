@@ -9,13 +9,14 @@ from simfbo.config.fields import (
     Absent,
     Count,
     LocalAndServer,
+    LowerStep,
     MethodSettings,
     Positive,
     StepSizes,
     TwoStepSizes,
     Weight,
 )
-from simfbo.runs.palette import COLOURS
+from simfbo.runs.palette import COLOURS, GREY
 
 Mode = Literal["paper", "as_released"]
 Radius = Annotated[Positive | None, Absent]
@@ -28,6 +29,13 @@ class SimFBOSettings(LocalAndServer):
     server: StepSizes | None = None
     radius: Radius = 10.0
     independent_batches: bool = False
+
+
+class FedAvgSettings(LocalAndServer):
+    """FedAvg, which trains the lower problem at a fixed x."""
+
+    local: LowerStep = LowerStep()
+    server: LowerStep | None = None
 
 
 class MimeFBOSettings(LocalAndServer):
@@ -181,4 +189,7 @@ METHODS.add(
             one_exchange=True, adds_up_work=True, private=True,
             when="every client has a lower problem of its own, such as a personal head",
             theory="FedBiOAcc's rate", paper=_FEDBIO, from_abstract=True),
+    Method("fedavg", "FedAvg", "simfbo.algorithms:fedavg", FedAvgSettings, one_exchange=True,
+           adds_up_work=True, baseline=True, colour=GREY,
+           paper="McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017"),
 )  # fmt: skip

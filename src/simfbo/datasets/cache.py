@@ -34,7 +34,13 @@ def root(data_dir: Path | None) -> Path:
     override = data_dir or os.environ.get("SIMFBO_DATA_DIR")
     if override:
         return Path(override).expanduser()
-    return Path(require("platformdirs", "cli").user_cache_dir("simfbo", appauthor=False))
+    try:
+        return Path(require("platformdirs", "cli").user_cache_dir("simfbo", appauthor=False))
+    except RuntimeError:
+        raise UserError(
+            "You have no home folder to keep data sets in: set SIMFBO_DATA_DIR to a folder with "
+            "write permission."
+        ) from None
 
 
 def find(dataset: Dataset[Any], folder: Path) -> Found:

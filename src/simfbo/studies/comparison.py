@@ -15,6 +15,7 @@ from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json, folder_names
 from simfbo.studies.sweep import Job
 
+MOST_SEEDS = 10_000
 _COMMON = ("task", "seed", "engine", "track")  # what a method may not set for itself
 
 
@@ -68,14 +69,21 @@ def _registered(names: Sequence[str] | None) -> list[str]:
 
 
 def checked_seeds(found: Any) -> list[int]:
-    """Return the seeds of a comparison, after a check that they are seeds."""
+    """Return the seeds of a comparison, after a check that they are seeds.
+
+    Example:
+        >>> checked_seeds(3), checked_seeds([0, 5, 7])
+        ([0, 1, 2], [0, 5, 7])
+    """
+    if type(found) is int and 0 < found <= MOST_SEEDS:
+        return list(range(found))
     whole = isinstance(found, list) and all(
         type(seed) is int and 0 <= seed < 2**32 for seed in found
     )
     if not whole or not found or len(set(found)) < len(found):
         raise UserError(
-            "'seeds' must be a list of different whole numbers from 0 to 4294967295, got "
-            f"{brief(found)}."
+            "'seeds' must be how many there are, such as 3 for 0, 1 and 2, or a list of different "
+            f"whole numbers from 0 to 4294967295; got {brief(found)}."
         )
     return found
 
