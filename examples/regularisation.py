@@ -99,6 +99,7 @@ style.save_svg(figure, options.output / "figure.svg")
 print(f"\nThe figure is {options.output / 'figure.png'}")
 
 # %% [markdown]
-# Each dot is a feature. The eight that matter keep small penalties, and the others are shut off. A
-# single penalty cannot do both, so the search has to keep the useless features. If all features
-# matter a little, or if there are only a few, one penalty is as good, and simpler.
+# Each dot is a feature. The eight that matter keep small penalties; most of the others get such
+# large ones that they are shut off. A single penalty cannot do both, so the search has to keep the
+# useless features. If all features matter a little, or if there are only a few, one penalty is as
+# good, and simpler.

@@ -41,13 +41,22 @@ def test_regularisation(case):
     ways = ("automatic steps", "one lambda, 20 tried")
     ours, searched = (mean(case, way, "test_loss") for way in ways)
     assert ours <= 1.002 * searched
-    assert mean(case, ways[1], "sent") >= 5 * mean(case, ways[0], "sent")
+    equal = f"{ways[1]}, as many bytes"
+    assert mean(case, equal, "sent") <= mean(case, ways[0], "sent")
+    assert mean(case, equal, "test_loss") == pytest.approx(searched, rel=1e-3)
 
 
-def test_features_that_do_not_matter_are_shut_off():
-    case, way = "regularisation, synthetic", "automatic steps"
-    assert mean(case, way, "irrelevant_shut") >= 0.9
-    assert mean(case, way, "relevant_shut") == 0
+def test_what_a_weight_per_feature_adds():
+    """Next to none on real tables; on synthetic rows what the lasso finds where rows are pooled."""
+    for case in (case for case in RESULTS if case.startswith("regularisation")):
+        ways = ("automatic steps", "no tuning", "lasso, rows pooled")
+        ours, start, lasso = (mean(case, way, "test_loss") for way in ways)
+        if case.endswith("synthetic"):
+            assert lasso < ours < 0.97 * start
+            assert 0.7 < mean(case, ways[0], "irrelevant_shut") < 0.75
+            assert mean(case, ways[0], "relevant_shut") == 0
+        else:
+            assert min(ours, lasso) > 0.997 * start
 
 
 @pytest.mark.parametrize("case", [case for case in RESULTS if "tuned steps" in RESULTS[case]])

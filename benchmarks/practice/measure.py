@@ -12,8 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from sklearn.linear_model import LassoCV, LogisticRegressionCV
 
+from simfbo import Point
 from simfbo.config.build import build, build_federation, run_built
 from simfbo.config.build_task import build_task
 from simfbo.config.run import RunConfig, checked
@@ -21,8 +24,11 @@ from simfbo.core.data import federate
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.studies.tuning import tune
 from simfbo.tasks import baselines
+from simfbo.tasks.models import Linear
+from simfbo.tasks.task import Task
 
 FILE = Path(__file__).parent / "results.jsonl"
+LASSO = "lasso, rows pooled"
 DIGITS = {"name": "label-cleaning"}
 # name -> settings of the task, what multiplies the bytes that a baseline may send
 CASES: dict[str, tuple[dict[str, Any], float]] = {
@@ -93,21 +99,61 @@ def _measure(name: str, seed: int) -> None:
     built = build_task(config)
     left = tuple(one for one in built.baselines if (name, seed, one.name) not in done)
     if left:
-        record = next(one for one in lines() if _is(one, name, seed, "automatic steps"))
-        budget = multiple * (record["bytes_down"] + record["bytes_up"])
-        for found in baselines.compare(
-            built._replace(baselines=left),
-            lambda data: build_federation(config, data),
-            rounds=config.rounds,
-            budget=int(budget),
-            seed=seed,
-        ):
-            spent = {"communication_rounds": found.rounds, "sent": found.sent}
-            _write(name, seed, found.name, {**found.metrics, **spent})
+        _baselines(name, seed, config, built._replace(baselines=left), multiple)
+    if task["name"] == "regularisation":
+        left = tuple(
+            one._replace(name=f"{one.name}, as many bytes")
+            for one in built.baselines
+            if len(one.candidates) > 1 and (name, seed, f"{one.name}, as many bytes") not in done
+        )
+        _baselines(name, seed, config, built._replace(baselines=left), 1)
+        if (name, seed, LASSO) not in done:
+            _write(name, seed, LASSO, lasso(built, seed))
     if name == "label-cleaning" and (name, seed, "centrally") not in done:
         _write(name, seed, "centrally", _run(config, pool=True))
     if name not in UNTUNED and (name, seed, "tuned steps") not in done:
         _write(name, seed, "tuned steps", _run(_tuned(name, task, seed)))
+
+
+def _baselines(name: str, seed: int, config: RunConfig, task: Task, multiple: float) -> None:
+    """Measure baselines, whose searches may send a multiple of the bytes of SimFBO."""
+    record = next(one for one in lines() if _is(one, name, seed, "automatic steps"))
+    for found in baselines.compare(
+        task,
+        lambda data: build_federation(config, data),
+        rounds=config.rounds,
+        budget=int(multiple * (record["bytes_down"] + record["bytes_up"])),
+        seed=seed,
+    ):
+        spent = {"communication_rounds": found.rounds, "sent": found.sent}
+        _write(name, seed, found.name, {**found.metrics, **spent})
+
+
+def lasso(task: Task, seed: int) -> dict[str, Any]:
+    """Return the metrics of scikit-learn's L1 penalty, cross-validated on all rows in one place.
+
+    Features are shut where its coefficient is zero. liblinear solves two classes.
+    """
+    features, target, _ = map(np.asarray, task.data.lower.samples)
+    if target.dtype.kind == "f":
+        model = LassoCV(cv=5, max_iter=100_000, random_state=seed).fit(features, target)
+        found = Linear(model.coef_[:, None], np.atleast_1d(model.intercept_))
+    else:
+        model = LogisticRegressionCV(
+            Cs=10, cv=5, l1_ratios=(1,), solver="liblinear", scoring="neg_log_loss",
+            use_legacy_attributes=False, random_state=seed,
+        ).fit(features, target)  # fmt: skip
+        one, zero = model.coef_.T, np.zeros((features.shape[1], 1))
+        found = Linear(np.hstack([zero, one]), np.append(0.0, model.intercept_))
+    kept = np.any(found.weight != 0, axis=1)
+    metrics = task.evaluate(Point(x=np.where(kept, -30.0, 30.0), y=_folds(found, task.y0)))
+    del metrics["upper_loss"]  # of models that were not trained on the fold
+    return metrics
+
+
+def _folds(model: Linear, like: Linear) -> Linear:
+    """Return one model for every fold."""
+    return jax.tree.map(lambda a, b: np.broadcast_to(a, np.shape(b)).astype("f4"), model, like)
 
 
 def _config(task: dict[str, Any], seed: int, **more: Any) -> RunConfig:
@@ -152,9 +198,10 @@ def lines() -> list[dict[str, Any]]:
 
 def _write(case: str, seed: int, way: str, record: dict[str, Any]) -> None:
     """Append one result."""
-    kept = {key: round(value, 6) for key, value in record.items()}
-    sent = kept.get("sent", kept.get("bytes_down", 0) + kept.get("bytes_up", 0))
-    line = {"case": case, "seed": seed, "way": way, **kept, "sent": sent}
+    line = {"case": case, "seed": seed, "way": way}
+    line |= {key: round(value, 6) for key, value in record.items()}
+    if "bytes_down" in line:
+        line["sent"] = line["bytes_down"] + line["bytes_up"]
     with FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     print(

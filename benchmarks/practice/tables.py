@@ -31,9 +31,16 @@ def spread(values):
     return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
+def mean(seeds, name, unit):
+    """Return a mean in some unit, as text; empty where rows are pooled and nothing is counted."""
+    if name not in seeds[0]:
+        return ""
+    return f"{statistics.mean(seed[name] for seed in seeds) / unit:,.0f}"
+
+
 def table(case):
     """Return one case as a table in Markdown."""
-    ways = results()[case]
+    ways = dict(sorted(results()[case].items(), key=lambda way: way[0] != "automatic steps"))
     known = next(iter(ways.values()))[0]
     metrics = [metric for metric in METRICS[case.split(",")[0]] if metric in known]
     head = ["", *(metric.replace("_", " ") for metric in metrics), "rounds", "MB sent"]
@@ -43,9 +50,8 @@ def table(case):
             spread([seed[metric] for seed in seeds]) if metric in seeds[0] else ""
             for metric in metrics
         ]
-        cost = statistics.mean(seed["communication_rounds"] for seed in seeds)
-        sent = statistics.mean(seed["sent"] for seed in seeds) / 1e6
-        lines.append([way, *numbers, f"{cost:,.0f}", f"{sent:,.0f}"])
+        cost = [mean(seeds, "communication_rounds", 1), mean(seeds, "sent", 1e6)]
+        lines.append([way, *numbers, *cost])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

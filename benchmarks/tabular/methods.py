@@ -68,7 +68,7 @@ def lasso(train: Rows, test: Rows, seed: int) -> np.ndarray:
     liblinear solves two classes (it penalises the intercept too), saga more.
     """
     if is_number(train):
-        return _fitted(LassoCV(cv=FOLDS, random_state=seed), train, test)
+        return _fitted(LassoCV(cv=FOLDS, max_iter=100_000, random_state=seed), train, test)
     two = len(np.unique(train.target)) == 2
     model = LogisticRegressionCV(
         Cs=10, cv=FOLDS, scoring="neg_log_loss", max_iter=5000, use_legacy_attributes=False,

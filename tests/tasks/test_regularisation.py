@@ -76,7 +76,7 @@ def task(made):
 
 def test_metrics(task, made):
     rng = np.random.default_rng(3)
-    x = rng.normal(size=6).astype("f4")
+    x = (7 * rng.normal(size=6)).astype("f4")
     y = Linear(rng.normal(size=(4, 6, 1)).astype("f4"), rng.normal(size=(4, 1)).astype("f4"))
     found, samples = task.evaluate(Point(x=x, y=y)), made.samples
     beta = np.sqrt(1 / (1 + np.exp(x))) * y.weight.mean(0)[:, 0]
@@ -90,7 +90,9 @@ def test_metrics(task, made):
     price = 0.1 * np.log(20) / 20 * np.sum(1 / (1 + np.exp(x)))
     paid = pooled(task.problem.upper, task.data.upper, task.data.p)(x, y)
     assert float(paid) == pytest.approx(fit + price, rel=1e-5)
-    closed = x > np.log(19)
+    weight = 0.01 * (1 + np.exp(x))  # of a feature alone, ridge keeps 1 / (1 + weight)
+    closed = 1 / (1 + weight) <= 0.1
+    assert 0 < closed.sum() < len(x)
     assert found["irrelevant_shut"] == closed[~made.relevant].mean()
     assert found["relevant_shut"] == closed[made.relevant].mean()
     assert [name for name in found if task.goal_of(name) == "max"] == ["irrelevant_shut"]

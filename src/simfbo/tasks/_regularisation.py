@@ -209,7 +209,7 @@ def regularisation(
     unpriced = problem(samples.classes, folds, floor)
     evaluate = _evaluator(unpriced, setting.data, samples)
     if relevant is not None:
-        evaluate = _with_shut(evaluate, relevant)
+        evaluate = _with_shut(evaluate, relevant, floor)
     baselines = _baselines(setting, evaluate, relevant)
     return Task(
         "regularisation", *setting[:4], evaluate, "test_loss", tuned_by="upper_loss",
@@ -237,16 +237,19 @@ def _baselines(
     )  # fmt: skip
 
 
-def shut(x: PyTree) -> np.ndarray:
-    """Return which features are practically shut off: s_j^2 is below 0.05."""
-    return np.asarray(jax.nn.sigmoid(-jnp.asarray(x))) < 0.05
+def shut(x: PyTree, floor: float) -> np.ndarray:
+    """Find the features whose L2 weight alone shrinks a coefficient by 90 % or more.
+
+    Of a standardised feature that is uncorrelated with the others, ridge keeps 1 / (1 + lambda_j).
+    """
+    return penalties(x, floor) >= 9
 
 
-def _with_shut(evaluate: Metrics, relevant: np.ndarray) -> Metrics:
+def _with_shut(evaluate: Metrics, relevant: np.ndarray, floor: float) -> Metrics:
     """Add the shares of irrelevant and of relevant features that were shut off to the metrics."""
 
     def both(state: PyTree) -> dict[str, float]:
-        closed = shut(state.x)
+        closed = shut(state.x, floor)
         shares = {"irrelevant_shut": closed[~relevant], "relevant_shut": closed[relevant]}
         means = {name: float(found.mean()) if found.size else 0.0 for name, found in shares.items()}
         return {**evaluate(state), **means}
