@@ -76,7 +76,7 @@ class Bench:
     def __init__(self, kind: str, seed: int, sampler: Any) -> None:
         """Build task and federation."""
         self.task, self.seed = digits(kind, seed), seed
-        self.federation = SimulatedFederation(self.task.data, sampler)
+        self.federation = SimulatedFederation(self.task.data, sampler, detect_anomalies=True)
         steps = Point(x=0.05, y=0.2, v=0.1)
         self.hostile = attackable(simfbo(self.task.problem, steps, radius=10.0))
 

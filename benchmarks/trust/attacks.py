@@ -134,7 +134,7 @@ class Bench:
         """Build the task and the federation that computes honest messages."""
         self.task, self.seed = digits(kind, seed), seed
         self.algorithm = simfbo(self.task.problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
-        self.honest = SimulatedFederation(self.task.data)
+        self.honest = SimulatedFederation(self.task.data, detect_anomalies=True)  # of latest
         start = self.task.x0, self.task.y0
         run(self.algorithm, self.honest, *start, rounds=1, seed=seed)
         assert self.honest.latest is not None
@@ -145,7 +145,7 @@ class Bench:
         rule = defence.aggregator
         gate = Gate("auto" if defence.limit == "auto" else self.limit if defence.limit else None)
         federation = SimulatedFederation(
-            self.task.data, gate=gate, aggregators=Point(rule, rule, rule)
+            self.task.data, gate=gate, aggregators=Point(rule, rule, rule), detect_anomalies=True
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClientWarning)

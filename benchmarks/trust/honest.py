@@ -100,7 +100,8 @@ def practice() -> dict[str, dict[str, Any]]:
 
 def measure(settings: dict[str, Any], seed: int, limit: str) -> dict[str, Any]:
     """Return what a run came to."""
-    config = checked({"rounds": ROUNDS, **settings, "gate": {"max_norm": limit}, "seed": seed}, {})
+    asked = {"gate": {"max_norm": limit}, "seed": seed, "detect_anomalies": True}
+    config = checked({"rounds": ROUNDS, **settings, **asked}, {})
     built = build(config, build_task(config, None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClientWarning)

@@ -39,7 +39,8 @@ SOME = Cohort(np.array([1, 1, 4, 6], np.int32), np.array([0.5, 0.5, 1.0, 0.25]))
 
 
 def found(strategy, chunk=None, data="minibatches", cohort=EVERYONE, verb="sum", **options):
-    options = {"local_work": fixed([1, 3, 2, 1, 4, 2, 1]), **options}
+    work = fixed([1, 3, 2, 1, 4, 2, 1])
+    options = {"local_work": work, "detect_anomalies": True, **options}
     federation = SimulatedFederation(DATA[data], strategy=strategy, chunk=chunk, **options)
     result = getattr(federation, verb)(STEP, AT, cohort, KEY, STEPS)
     return result, federation
@@ -93,8 +94,11 @@ def test_every_client_receives_its_own_slice(chunk):
 def test_many_clients_are_compared_a_few_at_a_time():
     """Of a large cohort 64 messages are kept, other ones in every exchange."""
     task = quadratic(clients=150, dim_x=2, dim_y=3)
-    both = [SimulatedFederation(task.data, strategy="lanes")]
-    both += [SimulatedFederation(task.data, strategy="batches", chunk=c) for c in (None, 40)]
+    kinds = ("lanes", None), ("batches", None), ("batches", 40)
+    both = [
+        SimulatedFederation(task.data, strategy=strategy, chunk=chunk, detect_anomalies=True)
+        for strategy, chunk in kinds
+    ]
     for _ in range(3):
         for federation in both:
             federation.sum(STEP, AT, federation.cohort(KEY), KEY, STEPS)

@@ -39,10 +39,14 @@ METHODS = {
     "fedavg": algorithms.fedavg(TASK.problem, 0.2),
 }
 WORLDS = {
-    "everyone": {},
+    "everyone": {"detect_anomalies": True},
     "sampled": {"sampler": without_replacement(3), "local_work": uniform(1, 3, every_round=True)},
     "replaced": {"sampler": with_replacement(4), "local_work": constant(2, momentum(0.5))},
-    "faulty": {"local_work": fixed([1, 2, 3, 1, 2, 3]), "absence": drop_out(0.3)},
+    "faulty": {
+        "local_work": fixed([1, 2, 3, 1, 2, 3]),
+        "absence": drop_out(0.3),
+        "detect_anomalies": True,
+    },
     "robust": {"aggregators": Point(*[aggregation.median()] * 3), "gate": Gate(max_norm=2.0)},
     "centres": {
         "aggregators": Point(

@@ -56,6 +56,10 @@ def go(federation, rounds=12, **options):
     return run(PLAIN, federation, *START, rounds=rounds, **options)
 
 
+def watched(rows, engine=SimulatedFederation, **options):
+    return engine(held(rows), detect_anomalies=True, **options)
+
+
 def told(*arguments, **options):
     """Return a run's history and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
@@ -68,7 +72,7 @@ def told(*arguments, **options):
 def test_engines_see_the_same(factors):
     seen = []
     for engine in ENGINES:
-        federation = engine(held(sent(factors)), gate=Gate(max_norm=500.0))
+        federation = watched(sent(factors), engine, gate=Gate(max_norm=500.0))
         for _ in range(10):
             federation.sum(step, jnp.ones(()), EVERYONE, KEY)
         seen.append(federation)
@@ -84,7 +88,7 @@ def test_engines_see_the_same(factors):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_with_loud_clients_says_so_once(engine, tmp_path):
-    history, texts = told(engine(held(sent(LOUD))), rounds=40, every=40, directory=tmp_path)
+    history, texts = told(watched(sent(LOUD), engine), rounds=40, every=40, directory=tmp_path)
     (line,) = history.warnings
     assert (line["round"], line["clients"], line["about"]) == (8, [3, 8], "few")
     assert line["share"] == pytest.approx(0.96, abs=0.01)
@@ -116,13 +120,23 @@ def test_where_all_data_is_nan_the_end_says_where_to_look():
 
 def test_honest_runs_say_nothing():
     """Warnings are errors in these tests."""
-    history = go(SimulatedFederation(held(sent())), rounds=40)
+    history = go(watched(sent()), rounds=40)
     assert (history.warnings, history.end) == ([], {"status": "finished"})
     assert '"kind": "warning"' not in page([history])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_simulations_compare_messages_only_where_that_is_asked_for(engine):
+    federation = engine(held(sent(LOUD)))
+    history, texts = told(federation, rounds=40)
+    assert (history.warnings, texts, federation.observed) == ([], [], {})
+    federation.sum(step, jnp.ones(()), EVERYONE, KEY)
+    assert federation.latest.probed is None
+    np.testing.assert_allclose(history.state.y, told(watched(sent(LOUD), engine), 40)[0].state.y)
+
+
 def test_a_second_run_on_a_federation_starts_afresh():
-    federation = SimulatedFederation(held(sent(LOUD)))
+    federation = watched(sent(LOUD))
     first, second = told(federation), told(federation)
     assert first[1] == second[1] != []
 
@@ -204,7 +218,7 @@ def test_resumed_runs_warn_and_refuse_as_if_nothing_had_happened(tmp_path, kill,
     rows[6] = rows[5]
 
     def federation():
-        return SimulatedFederation(held(rows), gate=Gate(max_norm="auto"))
+        return watched(rows, gate=Gate(max_norm="auto"))
 
     def stop(t, record):
         if t == kill:

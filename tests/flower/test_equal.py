@@ -71,7 +71,7 @@ def on_flower(*arguments, **options):
 
 
 def simulated(algorithm, rules):
-    federation = SimulatedFederation(TASK.data, **rules)
+    federation = SimulatedFederation(TASK.data, **rules, detect_anomalies=True)
     return run(algorithm, federation, TASK.x0, TASK.y0, rounds=3, seed=5), federation
 
 

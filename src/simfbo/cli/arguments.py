@@ -27,6 +27,7 @@ SHORTCUTS = {
     "engine": "engine",
     "steps": "steps",
     "codecs": "codecs.preset",
+    "detect_anomalies": "detect_anomalies",
     "track": "track",
 }
 
@@ -170,6 +171,8 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
         metavar="NAME",
         help="small: send coded messages, in a few per cent of the bytes",
     )
+    add("--detect-anomalies", action="store_true", default=None,
+        help="warn of clients whose messages stand out, as deployments do")  # fmt: skip
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add_data_dir(parser)
 

@@ -151,6 +151,7 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
         "aggregators": _aggregators(config.aggregation),
         "absence": sampling.drop_out(rules.drop_out) if rules.drop_out else None,
         "codecs": build_codecs(config.codecs),
+        "detect_anomalies": config.detect_anomalies,
     }
     if config.engine == "debug":
         return DebugFederation(*given, **safety)

@@ -106,6 +106,7 @@ class RunConfig(Strict):
     aggregation: AggregationConfig = AggregationConfig()
     privacy: PrivacyConfig | None = None
     codecs: CodecsConfig | None = None
+    detect_anomalies: bool = False
     engine: Literal["simulated", "debug"] = "simulated"
     strategy: Literal["auto", "lanes", "batches"] = "auto"
     chunk: Count | None = None

@@ -222,7 +222,7 @@ def _require_usual(task: TaskSettings, *names: str) -> None:
 
 def _usual_partition(values: dict[Any, Any]) -> str:
     """Return the partition of images for which none is given."""
-    return "natural" if values.get("dataset", "digits") in IMAGE_CLIENTS else "iid"
+    return "natural" if str(values.get("dataset", "digits")) in IMAGE_CLIENTS else "iid"
 
 
 def _natural(values: Any, usual: str) -> Any:

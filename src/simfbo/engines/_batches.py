@@ -142,7 +142,7 @@ class _Sums(NamedTuple):
 
     total: PyTree
     square: jax.Array
-    probes: jax.Array
+    probes: jax.Array | None
 
 
 def _computed(
@@ -156,10 +156,13 @@ def _computed(
     """Compute this device's clients, and add up what all devices found."""
     size, cohort = len(inputs.places), _Cohort(sender, inputs, layout, axis)
     probe = watch.probe_of(like, size)
-    probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
-    small = axis is None and layout.chunks == 1 and len(probes) == size
+    count = watch.compared(size)
+    probes = None if inputs.window is None else jnp.zeros((count, sum(probe.widths)))
+    small = axis is None and layout.chunks == 1 and count == size
 
-    def probed(messages: PyTree, positions: Any, probes: jax.Array) -> jax.Array:
+    def probed(messages: PyTree, positions: Any, probes: Any) -> Any:
+        if probes is None:
+            return None
         if small:
             return jax.vmap(lambda z: watch.take(probe, z))(messages)
         rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
@@ -171,6 +174,8 @@ def _computed(
         def look() -> tuple[Any, Any]:
             return jax.vmap(squared_norms)(messages), probed(messages, positions, probes)
 
+        if inputs.look is None:
+            return None, probes
         nothing = jnp.zeros((layout.chunk, len(jax.tree.leaves(like)))), probes
         return jax.lax.cond(inputs.look, look, lambda: nothing)
 

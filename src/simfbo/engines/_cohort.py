@@ -38,9 +38,9 @@ class Inputs(NamedTuple):
         eta: the clients' step sizes.
         present: who replies; None where everybody does, and only what is not finite is refused.
             Then it is enough to know whether there is any such message.
-        look: whether squared norms and probes are wanted, where `present` is None.
+        look: whether squared norms and probes are wanted, where `present` is None; None for never.
         limit: the gate's; None for an open one.
-        window: the first position whose message is probed.
+        window: the first position whose message is probed; None where none is.
         weighed: positions whose coded bytes are computed; None for all of them.
         key: of the exchange.
         memory: what the clients remember; None if nothing.
@@ -74,7 +74,7 @@ class Found(NamedTuple):
         total: the weighted sum of the messages that passed the gate, or all of them, stacked.
         squares: the squared norms of all messages, by position and leaf.
         passed: which of them passed the gate; None for all of them.
-        probes: what is compared of some (`simfbo.core.watch`).
+        probes: what is compared of some (`simfbo.core.watch`); None where nothing is.
         finite: whether all messages are finite, where `passed` is None.
         octets: bytes of the coded messages, zero where they are not computed; None without codecs.
         memory: what the clients remember if their messages count.

@@ -112,8 +112,9 @@ def _gated_sum(
         else:
             total = trees.add_scaled(total, inputs.weights[j], z)
         squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
-        row = (j - inputs.window) % size
-        probes = probes.at[row].set(watch.take(probe, z), mode="drop")
+        if probes is not None:
+            row = (j - inputs.window) % size
+            probes = probes.at[row].set(watch.take(probe, z), mode="drop")
         octets = None if octets is None else octets.at[j].set(sent)
         memory = jax.tree.map(lambda rows, row: rows.at[j].set(row), memory, after)
         return total, squares, passed, probes, octets, memory
@@ -121,7 +122,9 @@ def _gated_sum(
     like = jax.eval_shape(sent_by, 0).message
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
     probe = watch.probe_of(like, size)
-    probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
+    probes = None
+    if inputs.window is not None:
+        probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
     octets = None if sender.codecs is None else jnp.zeros(size)
     passed, memory = jnp.zeros(size, jnp.int32), trees.zeros_like(inputs.memory)
     carry = zeros_for(size, stacked, like), squares, passed, probes, octets, memory

@@ -116,7 +116,7 @@ class Server(NamedTuple):
         """Return what programs depend on besides the shapes of `fixed`."""
         engine, work = self.engine, self.engine.local_work
         ids = None if self.cohort is None else self.cohort.ids.tobytes()
-        rules = engine.gate.min_replies, engine.aggregators, engine.codecs
+        rules = engine.gate.min_replies, engine.aggregators, engine.codecs, engine.detect_anomalies
         how = engine.strategy, engine.chunk, engine.mesh, engine.n, len(self.example.ids)
         drawn = self.absent is None, self.masked
         return ids, work.tau_max, work.rule, work.assigned, rules, how, drawn

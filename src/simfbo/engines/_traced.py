@@ -217,7 +217,7 @@ class Traced(_Common):
         data: list[Any],
         row: list[Any],
         number: Any,
-        looks: jax.Array,
+        looks: jax.Array | None,
         client_memory: PyTree,
     ) -> None:
         """Take the server, the script, and what the round needs.
@@ -229,7 +229,7 @@ class Traced(_Common):
             data: the clients' data, by exchange.
             row: what was drawn for this round, by event.
             number: of its first exchange.
-            looks: which exchanges are looked at.
+            looks: which exchanges are looked at; None for none.
             client_memory: what the clients remember; `self.client_memory` is what they do after the
                 exchanges so far.
         """
@@ -302,9 +302,9 @@ class Traced(_Common):
             plan=server.plan(self._tau(places) if tau is None else tau),
             eta=as_sizes(eta),
             present=present,
-            look=self._looks[e],
+            look=None if self._looks is None else self._looks[e],
             limit=fixed.limit,
-            window=watch.window_start(one.size, self._number + e),
+            window=self._window(one.size, self._number + e),
             weighed=None,
             key=key,
             memory=memory.rows_of(self.client_memory, places),
@@ -324,6 +324,10 @@ class Traced(_Common):
             factor = one.size / jnp.maximum(1, admitted).astype(float)
         self.latest = _Factor(1.0 if factor is None else factor)
         return found, factor, one.stacked
+
+    def _window(self, clients: int, number: Any) -> Any:
+        """Return the first position whose message is compared; None where none is."""
+        return watch.window_start(clients, number) if self.engine.detect_anomalies else None
 
     def _tau(self, places: Any) -> Any:
         tau = jnp.asarray(self.fixed.tau)

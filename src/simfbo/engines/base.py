@@ -73,11 +73,9 @@ class Engine(ABC):
             None if they remember nothing, or elsewhere. Replaced, never changed, stored likewise.
         memory_like: what one client remembers, abstract; None if nothing.
         holds_memory: whether `client_memory` is here.
-        watched: whether messages that stand out are suspicions; an estimator's rows are all known.
     """
 
     holds_memory = True
-    watched = True
 
     def __init__(
         self,
@@ -89,6 +87,7 @@ class Engine(ABC):
         aggregators: Point[Aggregator | None] | None = None,
         absence: Absence | None = None,
         codecs: Codecs | None = None,
+        detect_anomalies: bool = False,
     ) -> None:
         """Hold the data; by default every client takes part, with one local step.
 
@@ -100,6 +99,8 @@ class Engine(ABC):
             aggregators: how replies are combined, by channel; weighted sums by default.
             absence: which clients fail to reply, to simulate drop-outs; none by default.
             codecs: how messages are coded, by direction and channel; not at all by default.
+            detect_anomalies: whether clients' messages are compared, and those that stand out are
+                reported.
         """
         _require_kinds(data, sampler, local_work, gate, codecs)
         if codecs is not None:
@@ -111,6 +112,7 @@ class Engine(ABC):
         self.aggregators = aggregators or Point()
         self.absence = absence
         self.codecs = codecs
+        self.detect_anomalies = detect_anomalies
         self.start: Point[PyTree] | None = None
         self.ledger = Ledger()
         self.latest: Exchange | None = None
@@ -276,8 +278,8 @@ class Engine(ABC):
     def observe(self, exchange: Exchange, weights: np.ndarray, norm: np.ndarray) -> None:
         """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
         before = self.observed.get("watch", {})
-        after, found_out = watch.observe(before, exchange, weights, norm)
-        self.suspicions += found_out if self.watched else []
+        after, found_out = watch.observe(before, exchange, weights, norm, self.detect_anomalies)
+        self.suspicions += found_out
         if after != before:
             self.observed = {**self.observed, "watch": after}
 

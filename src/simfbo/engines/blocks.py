@@ -55,7 +55,7 @@ class _Given(NamedTuple):
         root: the key that those of rounds are folded from.
         number: of the first exchange.
         first: the number of the first round.
-        looks: which exchanges are looked at, by round.
+        looks: which exchanges are looked at, by round; None where none ever is.
         limits: of the norms, to be multiplied by the square of a round's number.
         every: rounds between two that are measured.
     """
@@ -141,7 +141,8 @@ class Blocks:
         given = _Given(
             state, engine.client_memory, self._numbers, self._data, self._fixed,
             as_inputs(self._server, rounds, self.length), root, np.int32(number), np.int32(first),
-            self._looks(number), np.asarray(limits, jnp.result_type(float)), np.int32(every),
+            self._looks(number) if engine.detect_anomalies else None,
+            np.asarray(limits, jnp.result_type(float)), np.int32(every),
         )  # fmt: skip
         (after, kept), done, norms, notes = self._program(given, np.int32(count))
         if (done := int(done)) < count:  # `after` is the state after an unusual round
@@ -154,6 +155,8 @@ class Blocks:
     def _looks(self, first: int) -> np.ndarray:
         """Return which exchanges are looked at, by round."""
         kinds = len(self._script.exchanges)
+        if not self._engine.detect_anomalies:
+            return np.zeros((self.length, kinds), bool)
         numbers = first + np.arange(self.length * kinds)
         return watch.looks_at(numbers).reshape(self.length, kinds)
 
@@ -282,7 +285,7 @@ def _build(
         state, engine.client_memory, tracing.numbers,
         [engine.data_for(part.layout) for part in script.exchanges], fixed,
         as_inputs(server, rounds, length), jax.random.key(0), np.int32(1), np.int32(1),
-        np.zeros((length, len(script.exchanges)), bool),
+        np.zeros((length, len(script.exchanges)), bool) if engine.detect_anomalies else None,
         np.zeros(count, jnp.result_type(float)), np.int32(1),
     )  # fmt: skip
     shapes: list[PyTree] = []
@@ -318,9 +321,8 @@ def _block(
         row = jax.tree.map(lambda a: a[k], given.drawn)
         number = given.number + k * len(script.exchanges)
         state, memory = at
-        federation = Traced(
-            server, given.fixed, script, given.data, row, number, given.looks[k], memory
-        )
+        looks = None if given.looks is None else given.looks[k]
+        federation = Traced(server, given.fixed, script, given.data, row, number, looks, memory)
         view, sums = _listened(federation, channels)
         after = step(state, view, jax.random.fold_in(given.root, t))
         norms = norms_of(after)

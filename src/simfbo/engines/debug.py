@@ -64,7 +64,7 @@ class DebugFederation(Engine):
         octets = None
         if call.codecs is not None:  # whatever arrived, decoded or not
             octets = np.array([len(one.arrays) for one in arrived if _is_coded(one)], float)
-        seen = probed(found, request)
+        seen = probed(found, request) if self.detect_anomalies else None
         memory = self._rows(after, len(ids))
         return total, Exchange(request, admitted, squares, refusals, seen, octets, memory)
 

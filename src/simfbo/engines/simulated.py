@@ -55,6 +55,7 @@ class SimulatedFederation(Engine):
         aggregators: Point[Aggregator | None] | None = None,
         absence: Absence | None = None,
         codecs: Codecs | None = None,
+        detect_anomalies: bool = False,
         strategy: Strategy = "auto",
         chunk: int | None = None,
         devices: int | None = None,
@@ -71,6 +72,8 @@ class SimulatedFederation(Engine):
             codecs: how messages are coded, by direction and channel; not at all by default. What
                 arrives is computed to the bit; the lengths of entropy codes are computed too, of
                 two clients in every exchange, and the ledger says how exact that is.
+            detect_anomalies: whether clients' messages are compared, and those that stand out are
+                reported, as on Flower; here all clients are yours, so it is off by default.
             strategy: "lanes" computes clients one after the other in two threads, for large
                 models; "batches" computes many at once, for small ones; "auto" chooses by the cost
                 of a client's step. Results are equal up to rounding.
@@ -80,7 +83,7 @@ class SimulatedFederation(Engine):
         """
         super().__init__(
             data, sampler, local_work, gate=gate, aggregators=aggregators, absence=absence,
-            codecs=codecs,
+            codecs=codecs, detect_anomalies=detect_anomalies,
         )  # fmt: skip
         if strategy not in ("auto", "lanes", "batches"):
             raise UserError(f"strategy must be 'auto', 'lanes' or 'batches', got {strategy!r}.")
@@ -172,7 +175,7 @@ class SimulatedFederation(Engine):
             present=~absent,
             look=None,
             limit=number_of(limit_of(rules)),
-            window=np.int32(watch.window_start(len(clients), number)),
+            window=self._window(len(clients), number),
             weighed=weighed_positions(call.codecs, absent, number),
             key=call.key,
             memory=_rows_of(self.client_memory, clients),
@@ -189,7 +192,10 @@ class SimulatedFederation(Engine):
                 call.key,
             )
         )
-        shape = layout, stacked, inputs.limit is None, jnp.result_type(float), rest, call.codecs
+        shape = (
+            layout, stacked, inputs.limit is None, inputs.window is None, jnp.result_type(float),
+            rest, call.codecs,
+        )  # fmt: skip
 
         def build() -> Any:
             if layout is None:
@@ -202,6 +208,10 @@ class SimulatedFederation(Engine):
         if layout is None:
             return _lanes.compute(program, inputs, call.plan.tau, ~absent)
         return program(inputs)
+
+    def _window(self, clients: int, number: int) -> np.int32 | None:
+        """Return the first position whose message is compared; None where none is."""
+        return np.int32(watch.window_start(clients, number)) if self.detect_anomalies else None
 
 
 def _mesh(devices: int | None) -> Mesh | None:
@@ -226,7 +236,7 @@ def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate)
     admitted = ~absent if found.passed is None else np.asarray(found.passed) > 0
     refusals = _refusals(request, admitted, absent, squares, rules)
     probed = None
-    if watch.looks_at(request.number):
+    if found.probes is not None and watch.looks_at(request.number):
         widths = watch.probe_of(request.like, len(absent)).widths
         probed = Probed(np.asarray(found.probes, float), widths)
     octets = None

@@ -187,7 +187,7 @@ class FederatedEstimator(BaseEstimator):
         """Return the simulated clients; what they send is added to the ledger."""
         sampler = everyone() if self.cohort is None else without_replacement(self.cohort)
         federation = SimulatedFederation(roomy(setting.data), sampler, constant(self.local_steps))
-        federation.ledger, federation.watched = ledger, False
+        federation.ledger = ledger
         return federation
 
     def _method(self, setting: Setting) -> Algorithm:

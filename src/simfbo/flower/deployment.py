@@ -120,7 +120,13 @@ def clients_of(node: Settings, clients: int) -> list[int]:
     return found
 
 
-def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options: Any) -> History:
+def simulate(
+    plan: Deployment,
+    node: Settings = MappingProxyType({}),
+    *,
+    detect_anomalies: bool = False,
+    **options: Any,
+) -> History:
     """Run a deployment with all clients on this machine, and return its history.
 
     The numbers equal those on Flower up to rounding. `load_client` must find its data here.
@@ -128,6 +134,7 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
     Args:
         plan: the deployment.
         node: settings for `load_client`.
+        detect_anomalies: whether clients whose messages stand out are reported, as on Flower.
         options: further options of `run`, such as `directory`.
     """
     if plan.node_aggregators is not None:
@@ -140,7 +147,7 @@ def simulate(plan: Deployment, node: Settings = MappingProxyType({}), **options:
         data = replace(data, p=checked_weights(plan.p, plan.clients))
     federation = SimulatedFederation(
         data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators,
-        codecs=plan.codecs,
+        codecs=plan.codecs, detect_anomalies=detect_anomalies,
     )  # fmt: skip
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
 

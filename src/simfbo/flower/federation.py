@@ -88,7 +88,7 @@ class DistributedFederation(Engine):
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
         data = replace(one, p=p, n=plan.clients)
         rules: Json = {"gate": plan.gate, "aggregators": plan.aggregators, "codecs": plan.codecs}
-        super().__init__(data, plan.sampler, plan.local_work, **rules)
+        super().__init__(data, plan.sampler, plan.local_work, **rules, detect_anomalies=True)
         self.secret = plan.secret
         self.start = Point(plan.x0, plan.y0)
         self.timing: dict[str, float] = {}
@@ -246,7 +246,7 @@ class DistributedFederation(Engine):
         admitted = np.array([message is not None for message in messages])
         total = combined(messages, call.cohort.weights, stacked, request.like)
         said = _explained(refusals, request, outcome)
-        seen = probed(messages, request)
+        seen = probed(messages, request) if self.detect_anomalies else None
         return total, Exchange(request, admitted, squares, said, seen, octets)
 
     def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
