@@ -168,7 +168,7 @@ def _computed(
         rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
         return _probed(probe, probes, messages, rows)
 
-    def looked_at(messages: PyTree, positions: Any, probes: jax.Array) -> tuple[Any, Any]:
+    def looked_at(messages: PyTree, positions: Any, probes: Any) -> tuple[Any, Any]:
         """Return squared norms and probes, where somebody looks at them."""
 
         def look() -> tuple[Any, Any]:
