@@ -101,3 +101,13 @@ def brief(value: Any) -> str:
         return plain(repr(value))
     except (ValueError, RecursionError):  # integers of thousands of digits, deeply nested lists
         return "a value too long to show"
+
+
+def unusable(error: OSError) -> str:
+    """Return the sentence for a file that cannot be read or written.
+
+    Example:
+        >>> unusable(OSError(28, "No space left on device", "it/figure.png"))
+        'it/figure.png cannot be used: No space left on device.'
+    """
+    return f"{plain(str(error.filename), 1000)} cannot be used: {error.strerror}."

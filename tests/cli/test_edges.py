@@ -1,11 +1,17 @@
 """What newcomers type and what machines do to a command: one sentence each, never a traceback."""
 
+import errno
+import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from simfbo import __version__
-from simfbo.cli import compare, main
+from simfbo.cli import compare, main, output
+from simfbo.runs import files
 from simfbo.runs.history import History
 
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--quiet")
@@ -61,3 +67,70 @@ def test_how_many_seeds(flags, file, seeds):
     Path("my.toml").write_text(f"seeds = {file}\n[task]\nname = 'quadratic'\n[methods.simfbo]\n")
     parser = main.build_parser("compare")
     assert compare.plan(parser.parse_args(["compare", "--config", "my.toml", *flags]))[1] == seeds
+
+
+class Pipe(io.RawIOBase):
+    """Fails from the second write on, as long as it is asked to."""
+
+    def __init__(self, code):
+        self.code, self.writes = code, 0
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        self.writes += 1
+        if self.code and self.writes > 1:
+            raise OSError(self.code, os.strerror(self.code))
+        return len(data)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.EPIPE, 141, ""),
+        (errno.EIO, 141, ""),  # a terminal that was closed
+        (errno.ENOSPC, 2, "simfbo: Standard output cannot be written: No space left on device.\n"),
+    ],
+)
+def test_output_that_nobody_takes(simfbo, monkeypatch, number, code, text):
+    pipe = Pipe(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(pipe)))
+        run = [flag for flag in RUN if flag != "--quiet"]
+        assert simfbo(*run, "--every", "1")[::2] == (code, text)
+        pipe.code = 0
+    assert History.load("it").column("round") == [0, 1]
+    assert Path("it/checkpoint-0000000001.npz").exists()
+    assert simfbo("run", "--resume", "it", "--quiet")[0] == 0
+
+
+def test_a_disk_that_is_full_when_the_report_is_written(simfbo, monkeypatch):
+    def replace(source, target):
+        if Path(target).name == "figure.svg":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", replace)
+        code, _, err = simfbo(*RUN)
+    sentence = "it/figure.svg cannot be used: No space left on device."
+    assert (code, err) == (2, f"simfbo: {sentence} Resume with: simfbo run --resume it\n")
+    assert History.load("it").end == {"status": "finished"}
+    assert simfbo("run", "--resume", "it", "--quiet")[0] == 0
+    assert Path("it/figure.svg").exists()
+
+
+def test_text_that_an_encoding_lacks(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.prepare()
+    print("0.9 ± 0.1 of τ, é, \udcff", flush=True)
+    assert raw.getvalue() == b"0.9 +- 0.1 of tau, \\xe9, \xff\n"
+
+
+def test_streams_that_are_closed():
+    for closed in ("<&- >&- 2>&-", "2>&-"):
+        command = f"'{sys.executable}' -m simfbo.cli.main data --data-dir empty {closed}"
+        found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
+        assert (found.returncode, found.stderr) == (0, "")

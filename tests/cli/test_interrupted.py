@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simfbo.config import build, build_task
+from simfbo.runs import report
 from simfbo.runs.history import History
 
 FILES = {"history.jsonl", "figure.png", "figure.svg", "report.html", "card.md", "summary.txt",
@@ -52,6 +53,32 @@ def test_interrupted(simfbo, monkeypatch):
     code, out, err = simfbo("run", "--resume", "it")
     assert (code, err) == (0, "")
     assert out == "it has finished: nothing left to do.\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU])
+def test_a_closed_terminal_and_batch_systems(simfbo, monkeypatch, number):
+    watched = build.run_built
+
+    def signalled(built, directory, on_round, **how):
+        def stop(t, record):
+            on_round(t, record)
+            if t == 1:
+                signal.raise_signal(number)
+
+        return watched(built, directory, stop, **how)
+
+    monkeypatch.setattr(build, "run_built", signalled)
+    monkeypatch.setattr(report, "save", lambda histories, directory: [])
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert simfbo(*RUN, "--output", "it")[0] == 130
+        assert History.load("it").column("round") == [0, 1]
+        assert Path("it/checkpoint-0000000001.npz").exists()
+        signal.signal(number, signal.SIG_IGN)  # as under nohup: then it stays ignored
+        assert simfbo(*RUN, "--output", "other")[0] == 0
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def same_but_clocks(a, b):

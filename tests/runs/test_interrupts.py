@@ -111,6 +111,22 @@ def test_the_third_signal_is_the_last():
         restore()
 
 
+def test_signals_of_the_system_may_come_again_and_again():
+    ended = []
+    interrupts = Interrupts(lambda: ended.append(True))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    restore = install(interrupts, signal.SIGHUP)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        for _ in range(5):
+            signal.raise_signal(signal.SIGHUP)
+        assert not ended
+    finally:
+        restore()
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_other_handlers_and_threads_are_left_alone():
     def own(number, frame):
         raise OSError("mine")

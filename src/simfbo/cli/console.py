@@ -21,11 +21,20 @@ from rich.progress import (
 from rich.table import Table
 
 from simfbo.config.run import RunConfig
-from simfbo.errors import UserError
+from simfbo.errors import UserError, unusable
 from simfbo.runs.files import Json, as_folder_name
 from simfbo.runs.lines import plain
 
-OUT = Console(highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    """A console that leaves it to `simfbo.cli.output` what happens when nobody reads it."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error again."""
+        raise  # pyright: ignore
+
+
+OUT = _Console(highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -120,9 +129,17 @@ def workers(jobs: int | None) -> int:
 
 @contextlib.contextmanager
 def resumable(file: Path, command: str) -> Generator[None]:
-    """Say how to resume after Ctrl-C within the block, once there is the file that it takes."""
+    """Say how to resume what ends within the block, once there is the file that it takes.
+
+    That is after Ctrl-C, and where a file cannot be written.
+    """
     try:
         yield
+    except OSError as error:
+        if error.filename is None or not file.exists():
+            raise
+        advice = f"Resume with: simfbo {command} --resume {file.parent}"
+        raise UserError(f"{unusable(error)} {advice}") from None
     except KeyboardInterrupt:
         if file.exists():
             raise interrupted(file.parent, command) from None

@@ -4,6 +4,7 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 """
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import os
@@ -17,7 +18,8 @@ from types import ModuleType
 from typing import NoReturn
 
 import simfbo
-from simfbo.errors import ResumableError, UserError, missing, plain
+from simfbo.cli import output
+from simfbo.errors import ResumableError, UserError, missing, plain, unusable
 from simfbo.runs.interrupts import SIGNALS, Interrupts, install
 
 _COMMANDS = {
@@ -35,7 +37,10 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted.
+    """Run a command and return its exit code.
+
+    That is 0 done, 1 failed, 2 wrong input or a file that cannot be used, 130 interrupted, 141
+    when whoever reads the output has left, as in `simfbo data | head -1`.
 
     Args:
         arguments: those of the process by default, which then is about to end: signals that come
@@ -48,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupts.open = False
     except KeyboardInterrupt as stop:
         interrupts.open = False
-        print(f"simfbo: {str(stop) or 'interrupted.'}", file=sys.stderr)
+        _say(str(stop) or "interrupted.")
         code = 130
     finally:
         interrupts.open = False
@@ -58,11 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _take_signals(interrupts: Interrupts) -> Callable[[], None] | None:
-    """Let a terminated command end as one does after Ctrl-C, unless that is ignored."""
+    """Let a terminated command end as one does after Ctrl-C; return what undoes it.
+
+    Signals that are ignored stay so: SIGINT in a background shell, SIGHUP under nohup.
+    """
     if threading.current_thread() is not threading.main_thread():
         return None
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a background shell
-    return install(interrupts, *SIGNALS[ignored:])
+    return install(interrupts, *(one for one in SIGNALS if signal.getsignal(one) != signal.SIG_IGN))
 
 
 def _end_at_once() -> NoReturn:
@@ -74,40 +81,49 @@ def _end_at_once() -> NoReturn:
 def _call(words: Sequence[str]) -> int:
     """Run a command; print what went wrong, and return the exit code."""
     _show_warnings_as_sentences()
+    output.prepare()
     # One pool size on every machine, so that results do not depend on its cores: as many as the
     # engine has lanes. Read by XLA when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
     try:
-        parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
-        options = parser.parse_args(words)
-        if getattr(options, "json", False):
-            from simfbo.cli.console import json_only
-
-            with json_only():
-                return options.command(options)
-        if hasattr(options, "command"):
-            return options.command(options)
-        parser.print_help()
-        return 2
+        with output.complete():
+            return _run(words)
     except ResumableError as error:  # its own text speaks Python
-        print(f"simfbo: {error.advice} continue the run with --resume.", file=sys.stderr)
-        return 2
+        return _say(f"{error.advice} continue the run with --resume.")
     except UserError as error:
-        print(f"simfbo: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return 0
+        return _say(str(error))
+    except output.Gone:
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if os.environ.get("SIMFBO_TRACEBACK"):
             raise
-        print(
-            f"simfbo: failed: {type(error).__name__}: {' '.join(str(error).split())[:500]} "
-            "(set SIMFBO_TRACEBACK=1 to see where).",
-            file=sys.stderr,
-        )
+        if isinstance(error, OSError) and error.filename is not None:
+            return _say(unusable(error))
+        text = " ".join(str(error).split())[:500]
+        _say(f"failed: {type(error).__name__}: {text} (set SIMFBO_TRACEBACK=1 to see where).")
         return 1
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command, and return its exit code."""
+    parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
+    options = parser.parse_args(words)
+    if getattr(options, "json", False):
+        from simfbo.cli.console import json_only
+
+        with json_only():
+            return options.command(options)
+    if hasattr(options, "command"):
+        return options.command(options)
+    parser.print_help()
+    return 2
+
+
+def _say(sentence: str) -> int:
+    """Print a sentence to standard error, if there is one; return the exit code of wrong input."""
+    with contextlib.suppress(OSError):
+        print(f"simfbo: {sentence}", file=sys.stderr)
+    return 2
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -184,7 +200,7 @@ def _show_warnings_as_sentences() -> None:
     """Print warnings as the command line prints everything."""
 
     def show(message: object, *rest: object) -> None:
-        print(f"simfbo: {message}", file=sys.stderr)
+        _say(str(message))
 
     warnings.showwarning = show
 

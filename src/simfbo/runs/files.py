@@ -27,7 +27,7 @@ def write_atomic(file: Path, data: bytes | str) -> None:
         data: the new content.
 
     Raises:
-        OSError: it could not be written; the old file is unchanged.
+        OSError: it could not be written, and has its name; the old file is unchanged.
     """
     temporary = file.with_name(f".{file.name}.tmp")
     with held_back():
@@ -37,10 +37,10 @@ def write_atomic(file: Path, data: bytes | str) -> None:
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(temporary, file)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise
+            raise OSError(error.errno, error.strerror, str(file)) from None
         _sync_folder(file.parent)
 
 

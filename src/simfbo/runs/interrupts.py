@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: raised where a run can end in order, noted everywhere else.
+"""Ctrl-C, SIGTERM and the like: raised where a run can end in order, noted everywhere else.
 
 Python raises `KeyboardInterrupt` wherever the program happens to be: within a save, in what answers
 an earlier one, or in a destructor, where it is printed and lost. Under `Interrupts` one signal
@@ -13,8 +13,17 @@ from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_IMPATIENT = 3  # signals
+# What ends a command in order: closed terminals send SIGHUP, batch systems SIGUSR1 and SIGXCPU.
+# The first ones reach all processes of a command at once, and are its parent's to answer.
+TO_GROUPS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+TO_PROCESSES = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGXCPU") if hasattr(signal, name)
+)
+SIGNALS = (*TO_GROUPS, *TO_PROCESSES)
+_BY_HAND = (signal.SIGINT, signal.SIGTERM)  # the others may come again and again
+_IMPATIENT = 3  # of these
 _SOON = 0.01  # seconds, after which a destructor has ended
 
 
@@ -28,15 +37,17 @@ class Interrupts:
     """
 
     def __init__(self, at_last: Callable[[], object] = lambda: None) -> None:
-        """Begin open; the third signal, and any later one, calls `at_last`."""
+        """Begin open; the third signal sent by hand, and any later one, calls `at_last`."""
         self.open, self.raised, self.noted = True, False, False
         self._seen, self._number, self._at_last = 0, int(signal.SIGINT), at_last
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Answer a signal."""
-        self._seen, self._number, self.noted = self._seen + 1, number, True
-        if self._seen >= _IMPATIENT:
-            self._at_last()
+        self._number, self.noted = number, True
+        if number in _BY_HAND:
+            self._seen += 1
+            if self._seen >= _IMPATIENT:
+                self._at_last()
         if self.open:
             self._interrupt()
 
@@ -71,7 +82,7 @@ class Interrupts:
         """Raise again what a destructor or a callback has dropped; return whether it was ours."""
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             return False
-        self.open, self._seen = True, self._seen - 1
+        self.open, self._seen = True, self._seen - (self._number in _BY_HAND)
         main = threading.main_thread().ident or 0
         threading.Timer(_SOON, signal.pthread_kill, (main, self._number)).start()
         return True

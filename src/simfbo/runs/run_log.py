@@ -149,11 +149,12 @@ class RunLog:
         file = Path(self._directory or "") / FILE
         return file.read_bytes() if file.is_file() else b""
 
-    def rewind(self, progress: Progress) -> None:
-        """Remove the lines that were written after some progress."""
+    def keep(self, progress: Progress) -> None:
+        """Remove the lines that were written after some progress, and write its checkpoint."""
         for lines in self.history.lines.values():
             lines[:] = [line for line in lines if line["round"] <= progress.round]
         self._open.cut(progress.written)
+        self.save(progress)
 
     def begin_tracking(self) -> None:
         """Begin in the trackers, which may take long."""

@@ -14,7 +14,7 @@ from simfbo.core._start import variable
 from simfbo.core.federation import Algorithm, Federation
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
-from simfbo.errors import ClientWarning, TooFewReplies
+from simfbo.errors import ClientWarning, ResumableError, TooFewReplies
 from simfbo.runs.beginnings import (
     first_memory,
     header_of,
@@ -226,8 +226,7 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
         log.save(at)
     except KeyboardInterrupt:
         end = {"status": "interrupted"}
-        log.rewind(at)
-        log.save(at)
+        log.keep(at)
         # A second Ctrl-C skips this last evaluation.
         last: list[Json] = []
         with contextlib.suppress(KeyboardInterrupt), interrupts.allowed():
@@ -242,6 +241,10 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
     except _Diverged as error:
         at, end = error.args
         log.add("record", *_last_record(job, at, pace))
+    except Exception:  # of an evaluation, or of a callback that prints to a closed pipe
+        with contextlib.suppress(OSError, ResumableError):
+            log.keep(at)
+        raise
     log.history.state, engine.client_memory = at.state, at.client_memory
     return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
 

@@ -19,7 +19,7 @@ from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
-from simfbo.runs.interrupts import Interrupts, held_back, install
+from simfbo.runs.interrupts import TO_GROUPS, TO_PROCESSES, Interrupts, held_back, install
 from simfbo.runs.trackers.tracking import Nested, Tracking
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def _run_all(
 
 
 def _started_worker(todo: Any, done: Any, data_dir: Path | None) -> Any:
-    """Start a worker, which never sees Ctrl-C: that is the parent's to answer."""
+    """Start a worker, which never sees Ctrl-C and the like: these are the parent's to answer."""
     process = _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_GROUPS)
     try:
         process.start()
     finally:
@@ -162,7 +162,7 @@ def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) 
 def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     """Run jobs until there are no more; the body of a worker process."""
     with contextlib.suppress(KeyboardInterrupt):
-        install(Interrupts(), signal.SIGTERM)
+        install(Interrupts(), *TO_PROCESSES)
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         from simfbo.engines.compile_cache import keep_compilations
 
