@@ -8,13 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Gate, Ledger, Point, SimulatedFederation, aggregation, algorithms, run
+from simfbo import (
+    DebugFederation,
+    Gate,
+    Ledger,
+    Point,
+    SimulatedFederation,
+    aggregation,
+    algorithms,
+    run,
+)
 from simfbo.algorithms import simfbo
 from simfbo.core.federation import Algorithm
-from simfbo.core.keys import Purpose, host_rng
+from simfbo.core.keys import Purpose, host_rng, keyed
 from simfbo.core.local_work import LocalWork, constant, fixed, momentum, uniform
 from simfbo.core.privacy import Privacy, private
-from simfbo.core.sampling import Cohort, drop_out, with_replacement, without_replacement
+from simfbo.core.sampling import Cohort, drop_out, everyone, with_replacement, without_replacement
 from simfbo.engines import blocks
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
@@ -221,6 +230,7 @@ def test_divergence_in_a_block(explosion):
 
 
 def test_cohorts_of_another_size_end_a_block():
+    @keyed
     def sampler(key, p):
         rng = host_rng(key, Purpose.COHORT)
         size = 3 if rng.random() < 0.7 else 2
@@ -234,15 +244,25 @@ def test_cohorts_of_another_size_end_a_block():
         np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
-def test_a_sampler_that_counts_is_asked_every_time():
-    def world():
-        turn = itertools.count()
-        ids = [np.array([0, 1]), np.array([2, 3])]
-        return lambda key, p: Cohort(ids[next(turn) % 2], np.full(2, 0.5))
+def test_a_sampler_that_takes_turns_gives_the_same_run_on_every_engine():
+    """It ignores its key: calling it twice with one key says nothing about later rounds."""
 
-    federation = SimulatedFederation(TASK.data, world(), strategy="batches")
-    assert prepared(METHODS["simfbo"], federation) is not None
-    assert blocks.Server.of(federation).cohort is None
+    def taking_turns():
+        turn = itertools.count()
+        return lambda key, p: Cohort((np.arange(2) + next(turn) // 2) % 6, np.full(2, 0.5))
+
+    states = []
+    for engine in (SimulatedFederation, DebugFederation):
+        states.append(go(METHODS["simfbo"], engine(TASK.data, taking_turns()), rounds=7).state)
+    np.testing.assert_allclose(states[0].x, states[1].x, rtol=1e-10)
+    assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, taking_turns())) is None
+
+
+def test_a_sampler_is_constant_if_it_says_so():
+    declared = SimulatedFederation(TASK.data, everyone(), strategy="batches")
+    assert blocks.Server.of(declared).cohort.ids.tolist() == list(range(6))
+    plain = SimulatedFederation(TASK.data, lambda key, p: Cohort(np.arange(6), p))
+    assert blocks.Server.of(plain) is None
 
 
 # Programs
@@ -326,6 +346,7 @@ def test_a_state_with_python_numbers():
 
 
 def test_draws_of_ones_own_get_keys_and_not_their_data():
+    @keyed
     def sampler(key, p):
         assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         ids = np.sort(np.asarray(jax.random.permutation(key, 6)[:3]))

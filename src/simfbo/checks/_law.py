@@ -9,7 +9,7 @@ import numpy as np
 
 from simfbo.core.federation import Algorithm
 from simfbo.core.problem import BilevelProblem, Point, PyTree
-from simfbo.core.sampling import Cohort, Sampler
+from simfbo.core.sampling import Cohort, Sampler, constant
 from simfbo.engines.base import Engine
 from simfbo.tasks._quadratic import random_quadratic
 from simfbo.tasks.task import Task
@@ -87,6 +87,7 @@ def variables(state: PyTree) -> tuple[PyTree, ...]:
 def exactly(ids: tuple[int, ...]) -> Sampler:
     """Return the sampler that always draws these clients, weighted as if they had been drawn."""
 
+    @constant
     def sample(key: jax.Array, p: np.ndarray) -> Cohort:
         return Cohort(np.array(ids, np.int32), p[list(ids)] * (len(p) / len(ids)))
 

@@ -7,7 +7,9 @@ milliseconds there and nothing on the host.
 """
 
 import os
+from collections.abc import Callable
 from enum import IntEnum, unique
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from simfbo.core.problem import Scalar
 
 _key_data = jax.jit(jax.random.key_data)
+D = TypeVar("D", bound=Callable[..., Any])
 
 
 @unique
@@ -63,6 +66,43 @@ def seed_rng(seed: int, purpose: Purpose) -> np.random.Generator:
 def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
     """Return a client's key: it depends on the exchange and the client, never on who else came."""
     return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
+
+
+def constant(draw: D) -> D:
+    """Declare that a sampler, or any other draw of the server, is the same in every round.
+
+    It is then asked once, and its result is a part of the compiled program. An object that is
+    called may instead have an attribute `depends_on = "nothing"`.
+
+    Example:
+        >>> from simfbo.core.sampling import Cohort
+        >>> @constant
+        ... def first_two(key, p):
+        ...     return Cohort(np.arange(2), np.full(2, 0.5))
+    """
+    draw.depends_on = "nothing"  # pyright: ignore[reportFunctionMemberAccess]
+    return draw
+
+
+def keyed(draw: D) -> D:
+    """Declare that a sampler, or any other draw of the server, depends on its arguments alone.
+
+    It is then asked for many rounds ahead, and rounds run in compiled blocks. What declares nothing
+    may count or look at a clock: it is asked once per round, in order, and rounds run one by one.
+    An object that is called may instead have an attribute `depends_on = "key"`.
+    """
+    draw.depends_on = "key"  # pyright: ignore[reportFunctionMemberAccess]
+    return draw
+
+
+def is_constant(draw: Any) -> bool:
+    """Return whether a draw declares that it is the same in every round."""
+    return getattr(draw, "depends_on", None) == "nothing"
+
+
+def is_keyed(draw: Any) -> bool:
+    """Return whether a draw declares that it depends on its arguments alone, or on nothing."""
+    return getattr(draw, "depends_on", None) in ("key", "nothing")
 
 
 def secret_key() -> jax.Array:

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.core import keys
 from simfbo.core.keys import Purpose, host_rng, seed_rng
 from simfbo.errors import UserError
 
@@ -120,7 +121,7 @@ class LocalWork:
     Make one with `constant`, `fixed` or `uniform`.
 
     Attributes:
-        draw: (key, n) -> tau of every client.
+        draw: (key, n) -> tau of every client; see `simfbo.sampling.keyed`.
         tau_max: the largest tau that can be drawn.
         rule: the local optimiser.
         assigned: whether the server assigns the tau_i, and so knows all of them in advance.
@@ -193,7 +194,7 @@ def effective(rule: LocalRule, tau: int) -> np.ndarray:
 
 def constant(tau: int, rule: LocalRule = LocalRule()) -> LocalWork:
     """Every client takes `tau` local steps."""
-    return LocalWork(lambda key, n: np.full(n, tau), tau, rule)
+    return LocalWork(keys.constant(lambda key, n: np.full(n, tau)), tau, rule)
 
 
 def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = True) -> LocalWork:
@@ -202,6 +203,7 @@ def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = T
     if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
         raise UserError("Give one whole number of local steps per client, each at least 1.")
 
+    @keys.constant
     def draw(key: jax.Array, n: int) -> np.ndarray:
         if n != len(table):
             raise UserError(f"{len(table)} numbers of local steps are given for {n} clients.")
@@ -232,6 +234,7 @@ def uniform(
     if not 1 <= low <= high:
         raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
 
+    @(keys.keyed if every_round else keys.constant)
     def draw(key: jax.Array, n: int) -> np.ndarray:
         rng = (
             host_rng(key, Purpose.LOCAL_STEPS)

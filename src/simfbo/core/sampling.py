@@ -3,6 +3,9 @@
 A sampler is a function (key, p) -> Cohort whose weights make every weighted sum unbiased:
 
     E sum_{i in C} w_i z_i = sum_i p_i z_i
+
+It is asked once per round, in order. One that depends on its arguments alone declares that with
+`keyed`, one that is the same in every round with `constant`: then rounds run in compiled blocks.
 """
 
 from __future__ import annotations
@@ -13,13 +16,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
-from simfbo.core.keys import Purpose, host_rng
+from simfbo.core.keys import Purpose, constant, host_rng, keyed
 from simfbo.errors import UserError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Cohort", "drop_out", "everyone", "with_replacement", "without_replacement"]
+__all__ = [
+    "Cohort",
+    "constant",
+    "drop_out",
+    "everyone",
+    "keyed",
+    "with_replacement",
+    "without_replacement",
+]
 
 
 class Cohort(NamedTuple):
@@ -40,7 +51,7 @@ Absence = Callable[[jax.Array, np.ndarray], np.ndarray]
 
 def everyone() -> Sampler:
     """All clients, with weights p_i."""
-    return lambda key, p: Cohort(np.arange(len(p), dtype=np.int32), p)
+    return constant(lambda key, p: Cohort(np.arange(len(p), dtype=np.int32), p))
 
 
 def without_replacement(size: int) -> Sampler:
@@ -79,6 +90,7 @@ def drop_out(rate: float) -> Absence:
     if not 0 <= rate < 1:
         raise UserError(f"The rate of drop-outs must lie in [0, 1), got {rate}.")
 
+    @keyed
     def absent(key: jax.Array, ids: np.ndarray) -> np.ndarray:
         return host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids] < rate
 
@@ -88,6 +100,7 @@ def drop_out(rate: float) -> Absence:
 def _uniform(size: int, replace: bool) -> Sampler:
     """Return the uniform sampler of `size` clients."""
 
+    @keyed
     def sample(key: jax.Array, p: np.ndarray) -> Cohort:
         n = len(p)
         if size < 1 or (size > n and not replace):

@@ -1,16 +1,16 @@
 """What the server draws in a round: who takes part, how much each does, and who drops out.
 
-What does not depend on the key is the same in every round and drawn once. The rest is drawn on the
-host, from the keys that a trace of a round has shown.
+What declares that it is the same in every round is drawn once. The rest is drawn on the host, from
+the keys that a trace of a round has shown; it must have declared that it depends on these alone.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from simfbo.core.gate import limit_of
+from simfbo.core.keys import is_constant, is_keyed
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.sampling import Cohort
 from simfbo.engines.simulated import SimulatedFederation, number_of
@@ -62,12 +62,17 @@ class Server(NamedTuple):
     example: Cohort
 
     @classmethod
-    def of(cls, engine: SimulatedFederation) -> Self:
-        """Find out what an engine's server draws."""
-        n, absence, work = engine.n, engine.absence, engine.local_work
-        cohort = _without_key(engine.cohort)
-        example = engine.cohort(jax.random.key(0)) if cohort is None else cohort
-        tau = _without_key(lambda key: work(key, n).tau)
+    def of(cls, engine: SimulatedFederation) -> Self | None:
+        """Find out what an engine's server draws; None where that may depend on when it is asked."""
+        work, absence = engine.local_work, engine.absence
+        if not (is_keyed(engine.sampler) and is_keyed(work.draw)):
+            return None
+        if absence is not None and not is_keyed(absence):
+            return None
+        key = jax.random.key(0)
+        example = engine.cohort(key)
+        cohort = example if is_constant(engine.sampler) else None
+        tau = work(key, engine.n).tau if is_constant(work.draw) else None
         absent = np.zeros(len(example.ids), bool) if absence is None else None
         return cls(engine, cohort, tau, absent, example)
 
@@ -139,14 +144,3 @@ class Server(NamedTuple):
     def draw_rho(self, key: Any) -> np.ndarray:
         """Return rho for a key."""
         return np.asarray(self.engine.mean_norm(key))
-
-
-def _without_key(draw: Callable[[Any], Any]) -> Any:
-    """Return what is drawn if that does not depend on the key; None otherwise."""
-    no_key = object()  # whoever looks at it fails
-    try:
-        first, again = draw(no_key), draw(no_key)
-    except Exception:
-        return None
-    same = jax.tree.map(np.array_equal, first, again)
-    return first if all(jax.tree.leaves(same)) else None

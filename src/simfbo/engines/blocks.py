@@ -235,6 +235,8 @@ def prepare(
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
         return None  # a number of Python's, which may be anything
     server, traced = Server.of(federation), algorithm.traced
+    if server is None:
+        return None
     if traced.form is not None:
         found = _prepared(algorithm, traced, server, state, measure)
         if found is not None:
