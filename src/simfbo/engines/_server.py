@@ -63,7 +63,7 @@ class Server(NamedTuple):
 
     @classmethod
     def of(cls, engine: SimulatedFederation) -> Self | None:
-        """Find out what an engine's server draws; None where that may depend on when it is asked."""
+        """Return what the server draws; None where that may depend on when it is asked."""
         work, absence = engine.local_work, engine.absence
         if not (is_keyed(engine.sampler) and is_keyed(work.draw)):
             return None
