@@ -26,7 +26,7 @@ BENCHMARKS = PAGE.parent.parent / "benchmarks"
 _D_X, _D_Y = 10_000, 100
 _NONE = "\N{EN DASH}"
 _DRAWS = 64  # iterations of a method whose iterations differ: enough to see every number of terms
-_TARGET = "to 97 %: rounds / MB / CPU s"
+_TARGET = "to 97 %: exchanges / MB / CPU s"
 _SAMPLING = {None: "without replacement", "with-replacement": "with replacement"}
 
 _TEXT = """# Which method
@@ -83,7 +83,7 @@ reached. Methods without a row were not part of that comparison; MimeFBO is in
 
 
 class Sent(NamedTuple):
-    """What an iteration takes: rounds, and floats down and up per client."""
+    """What an iteration takes: exchanges, and floats down and up per client."""
 
     rounds: int
     down: int
@@ -290,7 +290,7 @@ def page() -> str:
         private=_private(own),
         when=table(("method", "use it when"), ((_link(one), one.when) for one in own)),
         cost=table(
-            ("method", "rounds", "floats down", "floats up", "a client keeps", "derivatives"),
+            ("method", "exchanges", "floats down", "floats up", "a client keeps", "derivatives"),
             map(_cost_row, own),
         ),
         takes=table(
@@ -302,7 +302,7 @@ def page() -> str:
             ((_link(one), one.theory or _NONE, one.paper) for one in own),
         ),
         measured=table(
-            ("method", "iid, %", "to 97 %: rounds / MB", "shards, %", "to 97 %: rounds / MB"),
+            ("method", "iid, %", "to 97 %: exchanges / MB", "shards, %", "to 97 %: exchanges / MB"),
             (row for one in own for row in _measured(one)),
         ),
     )

@@ -235,7 +235,9 @@ def test_the_readme_figure_has_the_numbers_of_the_table():
     runs = {"SimFBO, paper's settings": "simfbo-paper", "FedNest, tuned": "fednest",
             "FBO-AggITD, tuned": "aggitd"}  # fmt: skip
     cells = [line.split(" | ") for line in text_of(folder / "table.md").splitlines()]
-    to_97 = next(row for row in cells if row[0] == "| method").index("to 97 %: rounds / MB / CPU s")
+    to_97 = next(row for row in cells if row[0] == "| method").index(
+        "to 97 %: exchanges / MB / CPU s"
+    )
     rows = {row[0].removeprefix("| "): row[to_97] for row in cells if len(row) > to_97}
     for label, name in runs.items():
         assert f" / {figure['cost'](figure['runs'](name)):,.0f} / " in rows[label]

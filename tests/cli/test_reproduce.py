@@ -134,10 +134,14 @@ def test_reproduce(simfbo, in_process, validated):
     shown = dict(zip(head, a))
     assert shown["test accuracy, %"] == f"{100 * sum(last) / 2:.2f} ± {100 * spread:.2f}"
     assert shown["the paper's"] == "90"
-    assert (shown["rounds an iteration"], shown["iterations"], shown["rounds"]) == ("1", "8", "8")
-    assert shown["to 200 %: rounds / s"] == "–"  # noqa: RUF001
-    assert shown["to 5 %: rounds / s"].split(" / ")[0] in ("0", "1", "2")
-    assert dict(zip(head, b))["rounds an iteration"] == "2"
+    assert (shown["exchanges an iteration"], shown["iterations"], shown["exchanges"]) == (
+        "1",
+        "8",
+        "8",
+    )
+    assert shown["to 200 %: exchanges / s"] == "–"  # noqa: RUF001
+    assert shown["to 5 %: exchanges / s"].split(" / ")[0] in ("0", "1", "2")
+    assert dict(zip(head, b))["exchanges an iteration"] == "2"
     assert "Seed by seed:" in lines
     one = (Path("out") / "summary.md").read_text()
     assert "| A | 1 | " in one

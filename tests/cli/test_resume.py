@@ -21,8 +21,8 @@ def test_starved(simfbo):
     )
     # These drop-outs were asked for and will come again, so resuming is not suggested.
     assert err == (
-        "simfbo: starved in round 1: only 0 of 3 replies to 'simfbo_step' count: client 0 did not "
-        "reply. Sample more clients, or lower min_replies.\n"
+        "simfbo: starved in iteration 1: only 0 of 3 replies to 'simfbo_step' count: client 0 did "
+        "not reply. Sample more clients, or lower min_replies.\n"
     )
     assert History.load("it").end["status"] == "starved"
 
@@ -94,7 +94,7 @@ def test_a_spoilt_header_is_made_up_for_or_one_sentence(simfbo, harm):
     assert (code, err) == (0, f"simfbo: {file} is damaged: what cannot be read is left out.\n")
     code, out, err = simfbo("run", "--resume", "it", "--quiet")
     assert (code, err) == (
-        0, f"simfbo: {file} was damaged: nothing is lost. The run continues from round 3; the "
+        0, f"simfbo: {file} was damaged: nothing is lost. The run continues from iteration 3; the "
         "damaged file is kept as history.jsonl.damaged.\n"
     )  # fmt: skip
     assert "finished after 3 of 3 iterations." in out

@@ -56,14 +56,14 @@ def test_run_writes_everything_and_never_over_another(simfbo):
         "SimFBO on quadratic (3 clients): finished after 3 of 3 iterations.\nResult: grad norm "
     )
     assert out.endswith(f"{summary}Figure, page, history and variables are in {first}\n")
-    assert re.findall(r"^round +(\d+)   grad norm squared ", out, re.M) == ["0", "1", "2", "3"]
+    assert re.findall(r"^iteration +(\d+)   grad norm squared ", out, re.M) == ["0", "1", "2", "3"]
     x, y = load_variables(first / "variables.npz", np.zeros(4), np.zeros(5))
     assert (x.shape, y.shape) == ((4,), (5,))
     assert np.abs(x).max() > 0
 
     code, out, err = simfbo(*RUN, "--quiet")
     assert (code, err) == (0, "")
-    assert "round      1" not in out
+    assert "iteration      1" not in out
     assert content(first) == before
     second = Path("runs/quadratic-simfbo-seed0-2")
     assert set(content(second)) == FILES
@@ -118,7 +118,7 @@ def test_run_on_digits(simfbo):
     assert history.records[-1]["floats_up"] == 2 * 2 * (325 + 121)
     correct = history.records[-1]["test_accuracy"] * 360
     assert correct == pytest.approx(round(correct))
-    assert out.startswith("round      0   test accuracy ")
+    assert out.startswith("iteration      0   test accuracy ")
     assert "ShroFBO on hyper-representation (digits, mlp, iid, 4 clients): finished" in out
 
 
@@ -133,8 +133,8 @@ def test_diverged(simfbo):
     assert code == 1
     first, second = err.splitlines()
     assert re.fullmatch(
-        r"simfbo: diverged in round 2: the norm of [xyv] is \S+ after round 2, the limit \S+; "
-        r"client \d sent the largest message. A smaller step size for [xyv] often helps.",
+        r"simfbo: diverged in iteration 2: the norm of [xyv] is \S+ after iteration 2, the limit "
+        r"\S+; client \d sent the largest message. A smaller step size for [xyv] often helps.",
         first,
     )
     sentence = (
@@ -151,12 +151,18 @@ def test_diverged(simfbo):
     assert out == "it has diverged: nothing left to do.\n"
 
 
-def test_epsilon_is_one_of_the_metrics(simfbo):
-    code, out, _ = simfbo(*RUN, "--quiet", "--output", "it", "--set", "privacy.noise.x=5")
+@pytest.mark.filterwarnings("default:This run ends at epsilon")
+def test_epsilon_is_printed_first_and_is_one_of_the_metrics(simfbo):
+    code, out, err = simfbo(*RUN, "--quiet", "--output", "it", "--set", "privacy.noise.x=5")
     assert code == 0
     assert re.search(r"v error \S+, epsilon \d+", out)
     spent = History.load("it").column("epsilon")
     assert spent[0] == 0 < spent[1] < spent[-1]
+    assert out.startswith(f"Private: epsilon {spent[-1]:.3g} (delta 1e-05) at the end.\n")
+    assert err == (
+        f"simfbo: This run ends at epsilon {spent[-1]:.3g}, and above 10 hardly anything is "
+        "protected: add noise, run fewer iterations, or sample few of many clients.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,10 +192,10 @@ def test_clients_that_stand_out_are_named_live_and_in_the_end(simfbo, monkeypatc
     flags = "--rounds", "9", "--detect-anomalies", "--output", "here"
     code, out, err = simfbo("run", "quadratic", *SMALL[:4], *flags)
     (line,) = History.load("here").warnings
-    assert (code, err) == (0, f"simfbo: Round 8: {line['text']}.\n")
+    assert (code, err) == (0, f"simfbo: Iteration 8: {line['text']}.\n")
     assert re.fullmatch(r"client 1 sends \d+ % of the norm: use an aggregator .*", line["text"])
-    assert f"Warning in round 8: {line['text']}.\n" in out
-    assert f"Warning in round 8: {line['text']}." in Path("here/report.html").read_text()
+    assert f"Warning in iteration 8: {line['text']}.\n" in out
+    assert f"Warning in iteration 8: {line['text']}." in Path("here/report.html").read_text()
 
 
 def test_a_run_on_flower_shows_warnings_as_they_come(capsys):
@@ -200,7 +206,7 @@ def test_a_run_on_flower_shows_warnings_as_they_come(capsys):
         bar.show({"kind": "warning", "round": 8, "text": "clients 3, 8 send [97 %] of the norm"})
     _print_end(Path("here"), {"status": "finished", "warnings": 2})
     out = capsys.readouterr().out
-    assert "round 8: clients 3, 8 send [97 %] of the norm\n" in out
+    assert "iteration 8: clients 3, 8 send [97 %] of the norm\n" in out
     assert "2 warnings of clients whose messages stand out, above.\nFinished." in out
 
 

@@ -17,7 +17,8 @@ def stamps(directory):
 
 def test_compare(simfbo, in_process):
     arguments = (*COMPARE, "--methods", "simfbo,fednest", "--output", "out", "--every", "2")
-    code, out, err = simfbo(*arguments, "--seeds", "0,2", "--targets", "1e9")
+    equal = "--equal", "iterations"
+    code, out, err = simfbo(*arguments, *equal, "--seeds", "0,2", "--targets", "1e9")
     assert (code, err) == (0, "")
     assert out.startswith("2 methods x 2 seeds into out\n")
     assert out.endswith("Table, figures and page are in out\n")
@@ -38,14 +39,14 @@ def test_compare(simfbo, in_process):
     assert first[0] != first[1]
     table = Path("out/table.md").read_text().splitlines()
     assert table[0].startswith(
-        "| method | grad norm squared | iterations | rounds | MB | CPU s | to "
+        "| method | grad norm squared | iterations | exchanges | MB | CPU s | to "
     )
     assert table[3].split(" | ")[2:4] == ["4", "40"]
     before = stamps("out")
     # A third seed: what is there is kept, the rest is run; a torn run is run again.
     torn = Path("out/simfbo-seed0/history.jsonl")
     torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
-    code, _, err = simfbo(*arguments, "--seeds", "0..2", "--jobs", "2", "--quiet")
+    code, _, err = simfbo(*arguments, *equal, "--seeds", "0..2", "--jobs", "2", "--quiet")
     assert (code, err) == (0, "")
     after = stamps("out")
     assert len(after) == 6
@@ -60,12 +61,30 @@ def test_compare(simfbo, in_process):
     again = History.load("out/simfbo-seed0")
     assert again.column("x_error") == histories["simfbo-seed0"].column("x_error")
     plan = Path("out/study.json").read_bytes()
-    code, _, err = simfbo(*arguments, "--rounds", "5", "--seeds", "1")
+    code, _, err = simfbo(*arguments, *equal, "--rounds", "5", "--seeds", "1")
     assert code == 2
     assert Path("out/study.json").read_bytes() == plan
     assert err == (
         "simfbo: out/simfbo-seed0 holds a run with other settings: choose another output folder.\n"
     )
+
+
+def test_compare_gives_all_methods_the_same_exchanges_or_bytes(simfbo, in_process):
+    arguments = (*COMPARE[:-1], "20", "--methods", "simfbo,fednest", "--seeds", "0", "--quiet")
+    code, out, err = simfbo(*arguments, "--output", "out")
+    assert (code, err) == (0, "")
+    assert out.startswith("20 exchanges for each method; iterations: simfbo 20, fednest 2\n")
+    runs = [History.load(f"out/{name}-seed0") for name in ("simfbo", "fednest")]
+    assert [run.records[-1]["communication_rounds"] for run in runs] == [20, 20]
+    study = Path("out/study.json").read_bytes()
+    code, out, err = simfbo("compare", "--resume", "out", "--quiet")
+    assert (code, err, Path("out/study.json").read_bytes()) == (0, "", study)
+    code, out, err = simfbo(*arguments, "--output", "bytes", "--equal", "bytes")
+    assert (code, err) == (0, "")
+    runs = [History.load(f"bytes/{name}-seed0").records[-1] for name in ("simfbo", "fednest")]
+    sent = [run["bytes_up"] + run["bytes_down"] for run in runs]
+    assert runs[1]["round"] > 2
+    assert sent[1] <= sent[0] < sent[1] * (1 + 1 / runs[1]["round"])
 
 
 def test_compare_reads_a_file(simfbo, in_process):

@@ -12,6 +12,7 @@ from simfbo.cli.main import build_parser
 from simfbo.config.files import as_toml, parse_override
 from simfbo.config.run import RunConfig, load
 from simfbo.errors import UserError
+from simfbo.experiments import experiment
 from simfbo.studies import comparison
 
 FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
@@ -419,3 +420,32 @@ def test_an_accepted_configuration_survives_its_file(tmp_path):
     config = load(None, QUADRATIC | {"algorithm.radius": "none", "local_work.tau": [1] * 10})
     (tmp_path / "my.toml").write_text(as_toml(config))
     assert load(tmp_path / "my.toml", {}) == config
+
+
+def test_presets_lie_between_the_file_and_the_flags(tmp_path):
+    few = configuration("quadratic", "--preset", "few-bytes", "--tau", "7")
+    assert (few.rounds, few.sampling.size, few.local_work.tau) == (350, 1, 7)
+    assert few.codecs is not None
+    file = tmp_path / "mine.toml"
+    file.write_text('rounds = 9\nseed = 4\n[task]\nname = "quadratic"\n')
+    above = configuration("--config", str(file), "--preset", "few-bytes")
+    assert (above.rounds, above.seed) == (350, 4)
+    file.write_text('preset = "few-bytes"\n' + file.read_text())
+    inside = configuration("--config", str(file))
+    assert (inside.rounds, inside.seed, inside.local_work.tau) == (9, 4, 25)
+    sentence = "'preset' must be few-bytes, few-bytes-non-iid or private, got 'few'."
+    assert complaint(QUADRATIC | {"preset": "few"}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("preset", "method", "dataset"),
+    [("few-bytes", "small", "iid"), ("few-bytes-non-iid", "shards-97", "shards")],
+)
+def test_presets_are_the_settings_that_were_measured(preset, method, dataset):
+    (measured,) = (
+        part for part in experiment.load("bytes").parts if part.name == f"mnist-{dataset}"
+    )
+    flags = ("--dataset", "mnist", "--partition", dataset, "--preset", preset)
+    config = configuration("hyper-representation", *flags)
+    ours = measured.methods[method].config.model_copy(update={"every": None})
+    assert config == ours

@@ -1,16 +1,18 @@
 """Privacy: what is clipped, how noisy it is, and what epsilon says, each against a second way."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from simfbo import DebugFederation, Point, SimulatedFederation, UserError
-from simfbo.algorithms import fedmbo, simfbo
+from simfbo import DebugFederation, Point, SimulatedFederation, UserError, run
+from simfbo.algorithms import fedmbo, simfbo, with_momenta
 from simfbo.core.data import from_clients
 from simfbo.core.federation import Algorithm
-from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private
+from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private, spent
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import without_replacement
 from simfbo.tasks import random_quadratic
@@ -294,3 +296,19 @@ def test_only_noise_keeps_the_upper_input_out_of_the_first_message():
             np.testing.assert_allclose(weight[:, unit] / bias[unit], u, rtol=1e-6, atol=1e-6)
     for u, weight in zip(inputs, hidden.weight):
         assert np.abs(np.corrcoef(u, weight.T)[0, 1:]).max() < 0.5
+
+
+def test_spent_is_epsilon_of_the_cohorts_and_runs_warn_above_ten():
+    federation = SimulatedFederation(TASK.data, without_replacement(2))
+    noise = alike(60.0)
+    plain = private(simfbo(TASK.problem, STEPS), Privacy(noise=noise))
+    assert spent(plain, federation, 7, 1e-3) == epsilon(7, 5, 2, noise, 1e-3)
+    memory = private(with_momenta(simfbo(TASK.problem, STEPS), 0.5), Privacy(noise=noise))
+    assert spent(memory, federation, 7) == epsilon(7, 5, 5, noise)
+    start = TASK.x0, TASK.y0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(plain, federation, *start, rounds=2)
+    weak = private(simfbo(TASK.problem, STEPS), Privacy())
+    with pytest.warns(UserWarning, match=r"^This run ends at epsilon 31\.8, and above 10 "):
+        run(weak, federation, *start, rounds=2)

@@ -92,12 +92,12 @@ def test_a_run_with_loud_clients_says_so_once(engine, tmp_path):
     (line,) = history.warnings
     assert (line["round"], line["clients"], line["about"]) == (8, [3, 8], "few")
     assert line["share"] == pytest.approx(0.96, abs=0.01)
-    assert texts == [f"Round 8: {line['text']}."]
+    assert texts == [f"Iteration 8: {line['text']}."]
     assert history.end == {"status": "finished", "warnings": 1}
     stored = History.load(tmp_path)
     assert stored.warnings == history.warnings
     assert json.loads((tmp_path / "history.jsonl").read_text().splitlines()[2])["kind"] == "warning"
-    assert summary(stored).splitlines()[-1] == f"Warning in round 8: {line['text']}."
+    assert summary(stored).splitlines()[-1] == f"Warning in iteration 8: {line['text']}."
     assert json.dumps(line["text"]) in page([stored])
 
 
@@ -106,7 +106,9 @@ def test_a_client_with_nan_in_its_data_is_named_in_the_first_round(engine):
     rows = sent()
     rows[4, 7] = np.nan
     history, (text,) = told(engine(held(rows)))
-    assert text.startswith("Round 1: client 4 sent a message that is not finite and not counted")
+    assert text.startswith(
+        "Iteration 1: client 4 sent a message that is not finite and not counted"
+    )
     assert [(one["about"], one["clients"]) for one in history.warnings] == [("not-finite", [4])]
     assert history.end == {"status": "finished", "warnings": 1}
     assert {(one["client"], one["reason"]) for one in history.refusals} == {(4, "not-finite")}

@@ -145,7 +145,7 @@ def test_progress_is_printed_on_demand_only(capsys):
     model.set_params(verbose=1).fit(X, Y)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert lines[-1].startswith("round 4 of 4: upper loss 0.")
+    assert lines[-1].startswith("iteration 4 of 4: upper loss 0.")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_bad_parameters_are_named(wrong):
 
 def test_divergence_says_what_to_do():
     diverging = FederatedRidge(rounds=60, steps=Point(x=50.0, y=50.0, v=50.0), random_state=0)
-    with pytest.raises(UserError, match=r"diverged in round \d+: .*use steps='auto'\.$"):
+    with pytest.raises(UserError, match=r"diverged in iteration \d+: .*use steps='auto'\.$"):
         diverging.fit(X, Y)
     assert not hasattr(diverging, "coef_")
 

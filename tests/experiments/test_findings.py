@@ -46,7 +46,7 @@ def test_where_methods_end_the_best_first():
 @pytest.mark.parametrize(
     ("cost", "text"),
     [
-        ("rounds", "A reaches 90 % after 500 rounds, B after 1,250, C in 1 of 2 seeds"),
+        ("rounds", "A reaches 90 % after 500 exchanges, B after 1,250, C in 1 of 2 seeds"),
         ("MB", "A reaches 90 % after 2 MB, B after 5 MB, C in 1 of 2 seeds"),
         ("s", "A reaches 90 % after 0.5 s, B after 1.2, C in 1 of 2 seeds"),
     ],

@@ -49,7 +49,7 @@ def test_lost_runs_are_named():
     groups = {"simfbo": [ending(0.9), early], "shrofbo": [early, early]}
     simfbo, shrofbo = tables.accuracy(part, groups, experiment.tree)
     assert simfbo["test accuracy, %"] == simfbo["train accuracy, %"] == "1 of 2 diverged"
-    assert shrofbo["rounds an iteration"] == "–"  # noqa: RUF001
+    assert shrofbo["exchanges an iteration"] == "–"  # noqa: RUF001
     assert tables.ratios(part, groups, "simfbo") == []
 
 

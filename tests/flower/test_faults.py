@@ -136,7 +136,9 @@ def test_nan_in_a_clients_data_is_said_by_its_node_and_by_the_server(
     plan = flower.deployed(TASK, METHOD, partial_sums=partial_sums)._replace(load_client=load)
     federation = FlowerFederation(flower.Grid(plan, flower.parts(NODES)), plan, poll=0.01)
     federation.connect()
-    with pytest.warns(ClientWarning, match="Round 1: client 4 sent a message that is not finite"):
+    with pytest.warns(
+        ClientWarning, match="Iteration 1: client 4 sent a message that is not finite"
+    ):
         history = trained(federation)
     assert said == ["Client 4's samples hold NaN or infinite numbers, so its messages may not "
                     "count: clean or drop those rows."]  # fmt: skip

@@ -121,7 +121,7 @@ def test_a_run_is_followed_to_its_end(federation, capsys, monkeypatch):
     assert main(["flower", *words]) == 0
     out = capsys.readouterr().out
     assert "The server's process died. Resuming from the last checkpoint." in out
-    assert out.count("round 2: client 4 is late") == 2
+    assert out.count("iteration 2: client 4 is late") == 2
     assert "loss 0.25" in out
     assert "9" not in out.partition("loss")[2].partition("\n")[0]  # seconds are not a metric
     assert f"Finished. History and checkpoints are in {folder / 'run'}" in out

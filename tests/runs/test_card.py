@@ -124,7 +124,7 @@ def test_training_and_bytes():
     verdict = {"converged": True, "text": "converged: all is well"}
     text = told(end={"status": "finished"}, verdict=verdict).card()
     assert section(text, "Training") == [
-        "SimFBO, 4 of at most 9 rounds: finished. Converged: all is well.", "",
+        "SimFBO, 4 of at most 9 iterations: finished. Converged: all is well.", "",
         "| measured at the end | value |", "|---|---|", "| loss | 0.5 |",
     ]  # fmt: skip
     assert section(text, "Communication") == [
@@ -159,7 +159,7 @@ def test_excluded_clients_and_warnings():
     )
     assert lines[0] == "3 replies of 2 clients; most frequent:"
     assert [line.split(" | ")[0::2] for line in lines[4:6]] == [["| 4", "2 |"], ["| 2", "1 |"]]
-    assert lines[7] == "- Round 0: a few carry most."
+    assert lines[7] == "- Iteration 0: a few carry most."
     assert lines[-1] == "- 2 more in the history."
 
 

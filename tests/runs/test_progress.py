@@ -47,8 +47,8 @@ def test_elsewhere_there_is_a_plain_line_per_evaluation():
         update(11, None)
         update(20, record(20, test_accuracy=0.75))
     assert console.file.getvalue().splitlines() == [
-        "round     10   test accuracy 0.5       sent    15 kB      5.00 s",
-        "round     20   test accuracy 0.75      sent    30 kB     10.00 s",
+        "iteration     10   test accuracy 0.5       sent    15 kB      5.00 s",
+        "iteration     20   test accuracy 0.75      sent    30 kB     10.00 s",
     ]
 
 
@@ -56,7 +56,7 @@ def test_without_metrics_there_is_still_something_to_see():
     console = Console(file=io.StringIO(), width=100)
     with shown(True, "simfbo", 20, None, console) as update:
         update(20, record(20))
-    assert console.file.getvalue() == "round     20   sent    30 kB     10.00 s\n"
+    assert console.file.getvalue() == "iteration     20   sent    30 kB     10.00 s\n"
 
 
 def test_curves():

@@ -121,7 +121,9 @@ def test_the_run_goes_on_with_the_whole_lines(whole, killed, kind):
     damaged = harm(book.read_bytes())
     assert damaged != book.read_bytes()
     book.write_bytes(damaged)
-    with pytest.warns(UserWarning, match=r"history\.jsonl was damaged: .* from round 8") as caught:
+    with pytest.warns(
+        UserWarning, match=r"history\.jsonl was damaged: .* from iteration 8"
+    ) as caught:
         again = go(folder, resume=True)
     assert len(caught) == 1
     np.testing.assert_array_equal(again.state.x, history.state.x)
@@ -139,7 +141,7 @@ def test_a_missing_history(whole, killed):
     history, _ = whole
     folder, book = killed
     book.unlink()
-    with pytest.warns(UserWarning, match="the records of rounds 0, 2, 4, 6, 8 and 4 excluded"):
+    with pytest.warns(UserWarning, match="the records of iterations 0, 2, 4, 6, 8 and 4 excluded"):
         again = go(folder, resume=True)
     np.testing.assert_array_equal(again.state.x, history.state.x)
     assert [r["round"] for r in again.records] == [10, 12]
@@ -161,11 +163,11 @@ def test_a_repaired_run_can_be_killed_again(whole, killed, again):
     history, directory = whole
     folder, book = killed
     book.write_bytes(flipped(book.read_bytes(), SECOND))
-    with pytest.warns(UserWarning, match="the record of round 2 is lost"), pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="the record of iteration 2 is lost"), pytest.raises(Stop):
         go(folder, resume=True, kill=KILLED if again == "killed at once" else KILLED + 2)
     if again == "damaged again":
         book.write_bytes(flipped(book.read_bytes(), b'"record", "round": 4'))
-        with pytest.warns(UserWarning, match="the records of rounds 2, 4 are lost"):
+        with pytest.warns(UserWarning, match="the records of iterations 2, 4 are lost"):
             done = go(folder, resume=True)
     else:
         done = go(folder, resume=True)
@@ -262,5 +264,5 @@ def test_lines_of_older_versions_have_no_checksum():
 
 
 def test_in_words():
-    assert _in_words(list(range(9)), 0) == "the records of rounds 0, 1, 2, 3, 4, ... are lost"
+    assert _in_words(list(range(9)), 0) == "the records of iterations 0, 1, 2, 3, 4, ... are lost"
     assert _in_words([], 1) == "1 excluded reply is lost"

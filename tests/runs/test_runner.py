@@ -136,7 +136,7 @@ def test_interrupted(tmp_path):
 def test_diverged(tmp_path, bad):
     values = iter([1.0, 2.0, bad])
     history = go(9, directory=tmp_path, evaluate=lambda state: {"loss": next(values)})
-    reason = "loss is not finite after round 2. Smaller step sizes often help"
+    reason = "loss is not finite after iteration 2. Smaller step sizes often help"
     end = {"status": "diverged", "round": 2, "variable": "loss", "reason": reason}
     assert history.end == end
     assert history.column("round") == [0, 1, 2]
@@ -182,7 +182,7 @@ def test_divergence_is_detected_without_metrics():
         "round": 2,
         "variable": "x",
         "client": client,
-        "reason": f"the norm of x is {norm:.3g} after round 2, the limit {limit:.3g}; client "
+        "reason": f"the norm of x is {norm:.3g} after iteration 2, the limit {limit:.3g}; client "
         f"{client} sent the largest message. A smaller step size for x often helps",
     }
     assert [record["round"] for record in found.records] == [0, 2]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from simfbo.config.build_task import build_task
 from simfbo.errors import UserError
 from simfbo.runs.history import History
 from simfbo.studies import comparison, figures, tables
@@ -116,6 +117,31 @@ def test_plan_of_nonsense(methods, sentence):
     assert str(caught.value) == sentence
 
 
+def test_equal_costs_by_hand():
+    """An iteration of fednest is ten exchanges here, of aggitd thirteen, of simfbo one."""
+    names = ["simfbo", "fednest", "aggitd"]
+    tree = {"rounds": 260, "every": 26, "task": {"name": "quadratic", "clients": 4}}
+    methods = comparison.plan(tree, {}, names)
+    task = build_task(methods["simfbo"], None)
+    costs = {name: comparison.iteration_cost(one, task) for name, one in methods.items()}
+    assert [cost.exchanges for cost in costs.values()] == [1, 10, 13]
+    found = comparison.equal(methods, {name: cost.exchanges for name, cost in costs.items()})
+    assert [(one.rounds, one.every) for one in found.values()] == [(260, 26), (26, 3), (20, 2)]
+    # Of 4 clients with float64, dimensions 4 and 5, 14 numbers go each way, and the x-step's 9.
+    assert costs["simfbo"].bytes == 4 * 8 * 2 * 14
+    found = comparison.equal(methods, {name: cost.bytes for name, cost in costs.items()})
+    spent = [one.rounds * costs[name].bytes for name, one in found.items()]
+    assert max(spent) == spent[0] < min(spent) + max(cost.bytes for cost in costs.values())
+
+
+def test_methods_with_iterations_of_their_own_keep_them():
+    names = list(TREE["methods"])
+    assert comparison.without_rounds(TREE, {}, names) == ["plain", "fedmbo"]
+    assert comparison.without_rounds(TREE, {"rounds": 3}, names) == names
+    coded = {"methods": {"a": {"preset": "few-bytes"}, "b": {}}}
+    assert comparison.without_rounds(coded, {}, ["a", "b"]) == ["b"]
+
+
 def test_plan_of_an_unknown_method():
     with pytest.raises(UserError, match=r"Unknown method 'x'. The file has plain, nested, fedmbo."):
         comparison.plan(TREE, {}, ["x"])
@@ -129,17 +155,17 @@ def test_rows():
     }
     good, bad, lost = tables.rows(groups, "test_accuracy", [0.8, 0.95])
     assert good["test accuracy"] == "0.93 ± 0.042"
-    assert (good["iterations"], good["rounds"], good["MB"], good["CPU s"]) == (
+    assert (good["iterations"], good["exchanges"], good["MB"], good["CPU s"]) == (
         "20",
         "20",
         "6",
         "1.0",
     )
-    assert good["to 0.8: rounds / MB / CPU s"] == "10 / 3 / 0.5"
-    assert good["to 0.95: rounds / MB / CPU s"] == "1 of 2 seeds"
-    assert bad["rounds"] == "140"
-    assert bad["to 0.8: rounds / MB / CPU s"] == "1 of 2 seeds"
-    assert bad["to 0.95: rounds / MB / CPU s"] == "–"  # noqa: RUF001
+    assert good["to 0.8: exchanges / MB / CPU s"] == "10 / 3 / 0.5"
+    assert good["to 0.95: exchanges / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["exchanges"] == "140"
+    assert bad["to 0.8: exchanges / MB / CPU s"] == "1 of 2 seeds"
+    assert bad["to 0.95: exchanges / MB / CPU s"] == "–"  # noqa: RUF001
     assert lost["test accuracy"] == "1 of 2 diverged"
 
 
@@ -148,7 +174,7 @@ def test_targets_of_a_loss_are_reached_from_above():
     for record in runs[0].records:
         record["loss"] = record.pop("test_accuracy")
     (row,) = tables.rows({"a": runs}, "loss", [0.3])
-    assert row["to 0.3: rounds / MB / CPU s"] == "10 / 3 / 0.5"
+    assert row["to 0.3: exchanges / MB / CPU s"] == "10 / 3 / 0.5"
 
 
 def test_band_is_students_interval_at_every_evaluation():

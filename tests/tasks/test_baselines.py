@@ -119,7 +119,9 @@ def test_a_search_with_too_small_a_budget_is_skipped(federate):
     shown = table([one, three], "SimFBO", last, "size").splitlines()
     assert [line.split()[0] for line in shown] == ["size", "SimFBO", "one", "Skipped"]
     assert shown[1].split() == ["SimFBO", "0.2500", "2", "7", "B"]
-    assert shown[3] == "Skipped three: the byte budget allows fewer than 20 rounds per candidate."
+    assert (
+        shown[3] == "Skipped three: the byte budget allows fewer than 20 exchanges per candidate."
+    )
 
 
 def test_an_interruption_ends_the_comparison(federate, monkeypatch):

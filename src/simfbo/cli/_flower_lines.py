@@ -54,10 +54,10 @@ class RunBar:
             shown = ", ".join(numbers[:_SHOWN])
             self._bar.update(self._task, completed=line["round"], description=shown or "training")
         elif line["kind"] == "refusal":
-            text = f"round {line['round']}: client {line['client']} {line['text']}"
+            text = f"iteration {line['round']}: client {line['client']} {line['text']}"
             self._bar.console.print(text, markup=False)
         elif line["kind"] == "warning":
-            self._bar.console.print(f"round {line['round']}: {line['text']}", markup=False)
+            self._bar.console.print(f"iteration {line['round']}: {line['text']}", markup=False)
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from simfbo.config.catalogue import METHODS, TASKS, TaskRecord, any_of
 from simfbo.config.files import parse_override
-from simfbo.config.run import RunConfig, load
+from simfbo.config.run import PRESETS, RunConfig, load
 from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json
 from simfbo.runs.history import FILE
@@ -28,6 +28,7 @@ SHORTCUTS = {
     "steps": "steps",
     "codecs": "codecs.preset",
     "detect_anomalies": "detect_anomalies",
+    "preset": "preset",
     "track": "track",
 }
 
@@ -150,6 +151,8 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
     add = parser.add_argument
     add("task", nargs="?", metavar="TASK", help=f"{any_of(TASKS.names())}, or package.module:task")
     add("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
+    add("--preset", metavar="NAME", help=f"settings that come with simfbo: {any_of(PRESETS)}; they "
+        "override the file, and flags override them")  # fmt: skip
     add("--dataset", help="for example digits, mnist or schools; simfbo data lists them")
     add("--partition", help="iid (default), shards, dirichlet or natural")
     add("--clients", type=whole, metavar="N", help="number of clients")
@@ -158,7 +161,7 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
             help=f"{any_of(METHODS.names())}, or package.module:method")  # fmt: skip
         add("--seed", type=whole, help="seed of every random draw (default 0)")
     add("--cohort", type=whole, metavar="P",
-        help="clients per round (default 10; everyone for practical tasks)")  # fmt: skip
+        help="clients per exchange (default 10; everyone for practical tasks)")  # fmt: skip
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
         "list such as 1,2,3")  # fmt: skip
     add("--rounds", type=whole, metavar="T", help="iterations (default 500)")

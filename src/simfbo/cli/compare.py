@@ -9,6 +9,7 @@ from simfbo.cli import arguments
 from simfbo.cli.console import (
     OUT,
     fetch_first,
+    fetching,
     new_folder,
     print_json,
     print_table,
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="3 for the seeds 0, 1, 2; or 0..2, or 0,5,7 (default: the file's, or 3)",
     )
     add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
+    add("--equal", choices=("exchanges", "bytes", "iterations"), default="exchanges",
+        help="what methods without `rounds` of their own get the same of (default: exchanges); as "
+        "much as --rounds iterations of the cheapest one take")  # fmt: skip
     add("--metric", help="what to compare (default: the task's own)")
     arguments.add_json(parser)
     arguments.add_many_runs(parser)
@@ -58,14 +62,17 @@ def call(options: argparse.Namespace) -> int:
     if options.resume:
         arguments.require_alone(options, add_arguments)
         return resume(options.resume, options.track or used_before(options.resume), **how)
-    methods, seeds = plan(options)
+    methods, seeds, unset = plan(options)
+    if options.equal != "iterations" and len(unset) > 1:
+        shared = {name: methods[name] for name in unset}
+        methods |= _at_equal(options.equal, shared, options.data_dir, options.quiet)
     targets = arguments.numbers(options.targets, "--targets") if options.targets else []
     track = next(iter(methods.values())).track
     return compare(methods, seeds, targets, options.metric, options.output, track=track, **how)
 
 
-def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int]]:
-    """Return the methods and the seeds that file and flags make up."""
+def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int], list[str]]:
+    """Return methods and seeds, and the names of the methods that set no iterations."""
     from simfbo.studies import comparison
 
     overrides = arguments.overrides(options)
@@ -77,7 +84,29 @@ def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int]]:
         seeds = arguments.seeds(options.seeds)
     seeds = comparison.checked_seeds(seeds)
     names = options.methods.split(",") if options.methods else None
-    return comparison.plan(tree, {**overrides, "seed": seeds[0]}, names), seeds
+    methods = comparison.plan(tree, {**overrides, "seed": seeds[0]}, names)
+    return methods, seeds, comparison.without_rounds(tree, overrides, methods)
+
+
+def _at_equal(
+    what: str, methods: dict[str, RunConfig], data_dir: Path | None, quiet: bool
+) -> dict[str, RunConfig]:
+    """Return methods with as many iterations as take the same exchanges or bytes; print them."""
+    from simfbo.config.build_task import build_task
+    from simfbo.runs.report import size
+    from simfbo.studies import comparison
+
+    first = next(iter(methods.values()))
+    with fetching(quiet):
+        task = build_task(first, data_dir)
+    found = {name: comparison.iteration_cost(one, task) for name, one in methods.items()}
+    costs = {name: getattr(one, what) for name, one in found.items()}
+    methods = comparison.equal(methods, costs)
+    total = first.rounds * min(costs.values())
+    amount = size(int(total)) if what == "bytes" else f"{total:,.0f} exchanges"
+    each = ", ".join(f"{name} {one.rounds:,}" for name, one in methods.items())
+    OUT.print(f"{amount} for each method; iterations: {each}", markup=False)
+    return methods
 
 
 def compare(
@@ -175,7 +204,7 @@ def _show(
     for name, group in groups.items():
         for history in group:
             for line in history.warnings:
-                where = f"{name}, seed {history.header['seed']}, round {line['round']}"
+                where = f"{name}, seed {history.header['seed']}, iteration {line['round']}"
                 OUT.print(f"{where}: {line['text']}", markup=False)
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
     return rows

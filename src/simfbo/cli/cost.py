@@ -80,7 +80,7 @@ def _print(ledger: "Ledger", title: str) -> None:
     from simfbo.runs.report import size
 
     table = Table(title=title)
-    for name in ("client step", "rounds", "floats down", "floats up", "down", "up"):
+    for name in ("client step", "exchanges", "floats down", "floats up", "down", "up"):
         table.add_column(name, justify="left" if name == "client step" else "right")
     for name, sent in [*ledger.by_step.items(), ("total", ledger.total)]:
         floats = f"{sent.floats_down:,}", f"{sent.floats_up:,}"

@@ -204,7 +204,7 @@ def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> No
     from simfbo.runs.style import save_svg
 
     cells = theory.measured(_cells(experiment), theory.speedup, folder / CELLS, resources)
-    title = "Mean of |∇Φ|² over the rounds, ± standard deviation over seeds."
+    title = "Mean of |∇Φ|² over the iterations, ± standard deviation over seeds."
     exponents = theory_figures.exponent_table(cells)
     _write({title: theory_figures.speedup_table(cells), "Exponents, fitted.": exponents}, folder)
     save_svg(theory_figures.draw_speedup(cells), folder / "figure.svg")

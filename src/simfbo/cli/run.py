@@ -125,6 +125,7 @@ def train(
         task = build_task(config, data_dir)
     built = build(config, task)
     _warn_of_unequal_work(built)
+    _print_epsilon(built)
     with resumable(directory / FILE, "run"), Tracking(track, directory) as tracking:
         how: Json = {"resume": resume, "checkpoint_seconds": checkpoint_seconds,
                      "track": tracking, "client_metrics": client_metrics}  # fmt: skip
@@ -240,7 +241,7 @@ def _exit_code(history: History, directory: Path | None = None) -> int:
     end = history.end or {}
     status = end.get("status")
     if status in ("diverged", "starved"):
-        print(f"simfbo: {status} in round {end['round']}: {end['reason']}.", file=sys.stderr)
+        print(f"simfbo: {status} in iteration {end['round']}: {end['reason']}.", file=sys.stderr)
     if status == "diverged" and directory is not None:
         table = "steps" if "steps" in history.header["config"]["algorithm"] else "server"
         print(f"simfbo: try smaller steps, for example --set algorithm.{table}.x=0.01, or "
@@ -266,6 +267,17 @@ def _begun(directory: Path) -> History:
         header = checkpoint.newest(directory, lambda found: found.manifest["header"])
     begun.header = begun.header if header is None else header
     return begun
+
+
+def _print_epsilon(built: "Built") -> None:
+    """Print what a private run will have spent at its end."""
+    from simfbo.core.privacy import spent
+
+    config = built.config
+    if config.privacy is not None:
+        delta = config.privacy.delta
+        epsilon = spent(built.algorithm, built.federation, config.rounds, delta)
+        OUT.print(f"Private: epsilon {epsilon:.3g} (delta {delta:g}) at the end.")
 
 
 def _warn_of_unequal_work(built: "Built") -> None:

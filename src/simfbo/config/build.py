@@ -21,7 +21,7 @@ from simfbo.core.codecs import Codec, Codecs
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
-from simfbo.core.privacy import Privacy, epsilon, private
+from simfbo.core.privacy import Privacy, private, spent
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines import DebugFederation, SimulatedFederation
 from simfbo.engines.base import Engine
@@ -192,8 +192,7 @@ def build(config: RunConfig, task: Task) -> Built:
     federation = build_federation(config, task.data)
     if config.privacy is not None:
         algorithm = private(algorithm, _privacy(config.privacy))
-        remembers = algorithm.memory is not None
-        evaluate = _with_epsilon(config.privacy, config, task, federation, remembers)
+        evaluate = _with_epsilon(config.privacy.delta, task, algorithm, federation)
     return Built(config, task, algorithm, federation, evaluate)
 
 
@@ -238,21 +237,12 @@ def about(built: Built) -> Json:
     return {**built.task.about, "colour": colour_of(built.config.algorithm.name)}
 
 
-def _with_epsilon(
-    privacy: PrivacyConfig, config: RunConfig, task: Task, federation: Engine, remembers: bool
-) -> Evaluate:
-    """Return the task's metrics and the epsilon of all exchanges so far.
-
-    What a client remembers depends on when it was sampled, so sampling then counts as no
-    protection.
-    """
-    noise, delta = _privacy(privacy).noise, privacy.delta
-    n = federation.n
-    size = n if remembers else config.cohort_size(n)
+def _with_epsilon(delta: float, task: Task, algorithm: Algorithm, federation: Engine) -> Evaluate:
+    """Return the task's metrics and the epsilon of all exchanges so far."""
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        spent = epsilon(federation.ledger.total.rounds, n, size, noise, delta)
-        return {**task.evaluate(state), "epsilon": spent}
+        exchanges = federation.ledger.total.rounds
+        return {**task.evaluate(state), "epsilon": spent(algorithm, federation, exchanges, delta)}
 
     return evaluate
 

@@ -42,6 +42,16 @@ def _text(file: Path, name: str) -> str:
     return text
 
 
+def merged(base: Json, own: Json) -> Json:
+    """Merge two sets of settings, table by table; `own` overrides `base`."""
+    both = {
+        key: merged(base[key], own[key])
+        for key in base.keys() & own.keys()
+        if isinstance(base[key], dict) and isinstance(own[key], dict)
+    }
+    return {**base, **own, **both}
+
+
 def as_toml(settings: BaseModel) -> str:
     """Return settings as a TOML file that `read` reads back."""
     return tomli_w.dumps(dict(_values(settings)))

@@ -29,7 +29,7 @@ from simfbo.config.fields import (
     Strict,
     TaskSettings,
 )
-from simfbo.config.files import read
+from simfbo.config.files import merged, read
 from simfbo.config.messages import dotted, sentence
 from simfbo.config.notation import normalised
 from simfbo.config.safety import AggregationConfig, GateConfig, PrivacyConfig
@@ -37,11 +37,14 @@ from simfbo.errors import UserError, brief
 from simfbo.runs.files import Json
 from simfbo.runs.trackers.tracking import tracker
 
-__all__ = ["LocalWorkConfig", "RunConfig", "SamplingConfig", "checked", "copied", "load"]
+__all__ = ["PRESETS", "LocalWorkConfig", "RunConfig", "SamplingConfig", "checked", "copied", "load"]
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 LocalSteps = Annotated[int, Field(gt=0, le=1000)]
 _DEEPEST = 10  # tables in tables
+_HERE = Path(__file__).parent / "presets"
+PRESETS = {name: _HERE / f"{name}.toml" for name in ("few-bytes", "few-bytes-non-iid", "private")}
+"""Configurations that come with simfbo, by name."""
 S = TypeVar("S", bound=Strict)
 # The settings that fix a method's step sizes.
 _STEP_SETTINGS = ("local", "server", "steps", "server_optimiser", "server_schedule")
@@ -185,8 +188,14 @@ def load(file: Path | None, overrides: Json) -> RunConfig:
 
 
 def checked(tree: Json, overrides: Json) -> RunConfig:
-    """Return the configuration in nested dictionaries, with dotted keys on top."""
-    tree = copied(tree)
+    """Return the configuration in nested dictionaries, with dotted keys on top.
+
+    A `preset` in the tree lies below the rest of it, one among the keys above the tree.
+    """
+    overrides = dict(overrides)
+    tree = _with_preset(copied(tree))
+    if "preset" in overrides:
+        tree = merged(tree, _with_preset({"preset": overrides.pop("preset")}))
     for key, value in overrides.items():
         _put(tree, key, value)
     if isinstance(tree.get("track"), str):
@@ -202,6 +211,16 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
     for table, model in models.items():
         tree[table] = _validated(model, tree[table], models, (table,))
     return _validated(RunConfig, tree, models)
+
+
+def _with_preset(tree: Json) -> Json:
+    """Return the settings on top of those of the preset that they name."""
+    if "preset" not in tree:
+        return tree
+    name = tree.pop("preset")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise UserError(f"'preset' must be {any_of(PRESETS)}, got {brief(name)}.")
+    return merged(read(PRESETS[name]), tree)
 
 
 def _validated(

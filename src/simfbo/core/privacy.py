@@ -31,7 +31,7 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError, require
 
-__all__ = ["Privacy", "epsilon", "private"]
+__all__ = ["Privacy", "epsilon", "private", "spent"]
 
 
 class Privacy(NamedTuple):
@@ -117,6 +117,39 @@ def epsilon(
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     accountant.compose(event, exchanges)
     return float(accountant.get_epsilon(delta))
+
+
+def spent(
+    algorithm: Algorithm, federation: Federation, exchanges: int, delta: float = 1e-5
+) -> float:
+    """Compute epsilon of a private algorithm on a federation after some exchanges.
+
+    Memory of a client depends on when it was sampled, so sampling then counts as no protection.
+
+    Args:
+        algorithm: what `private` returned.
+        federation: what it runs on.
+        exchanges: the number of exchanges, one for every iteration of the methods that this
+            accounting covers.
+        delta: as in `epsilon`.
+
+    Returns:
+        epsilon.
+
+    Example:
+        >>> from simfbo import SimulatedFederation, sampling
+        >>> from simfbo.algorithms import simfbo
+        >>> from simfbo.tasks import quadratic
+        >>> task = quadratic(clients=20)
+        >>> rules = Privacy(noise=Point(x=4.0, y=4.0, v=4.0))
+        >>> method = private(simfbo(task.problem, Point(x=0.05, y=0.2, v=0.1)), rules)
+        >>> federation = SimulatedFederation(task.data, sampling.without_replacement(10))
+        >>> round(spent(method, federation, 500))
+        371
+    """
+    noise, n = algorithm.settings["privacy"].noise, federation.n
+    cohort = n if algorithm.memory is not None else len(federation.cohort(jax.random.key(0)).ids)
+    return epsilon(exchanges, n, cohort, noise, delta)
 
 
 def clip(message: PyTree, limits: Point[float]) -> PyTree:

@@ -58,7 +58,7 @@ def progress(rounds: int) -> Callable[[int, Json | None], None]:
 
     def show(t: int, record: Json | None) -> None:
         if record is not None:
-            print(f"round {t} of {rounds}: upper loss {record['upper_loss']:.6g}")
+            print(f"iteration {t} of {rounds}: upper loss {record['upper_loss']:.6g}")
 
     return show
 
@@ -83,6 +83,6 @@ def require_finished(history: History) -> None:
         raise KeyboardInterrupt  # the runner caught it to save its state
     if end["status"] != "finished":
         raise UserError(
-            f"The training {end['status']} in round {end['round']}: {end['reason']}; use "
+            f"The training {end['status']} in iteration {end['round']}: {end['reason']}; use "
             "steps='auto'."
         )

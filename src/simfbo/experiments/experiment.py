@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from simfbo.config.files import read
+from simfbo.config.files import merged, read
 from simfbo.config.run import RunConfig, checked
 from simfbo.errors import UserError, plain
 from simfbo.runs.files import Json
-from simfbo.studies.comparison import checked_seeds, merged
+from simfbo.studies.comparison import checked_seeds
 
 NAMES = (
     "mnist-iid",

@@ -12,7 +12,7 @@ from simfbo.studies.tables import COSTS, firsts, lost
 METRIC = "test_accuracy"
 # How a cost is written, and its unit, which the first of several has.
 _AMOUNTS: dict[str, tuple[Callable[[float], str], str]] = {
-    "rounds": (lambda value: f"{value:,.0f}", " rounds"),
+    "rounds": (lambda value: f"{value:,.0f}", " exchanges"),
     "MB": (lambda value: size(int(1e6 * value)), ""),
     "s": (lambda value: f"{value:.1f}", " s"),
     "CPU s": (lambda value: f"{value:.1f}", " processor seconds"),

@@ -21,7 +21,7 @@ def write(folder: Path, quick: bool) -> bool:
     """Write summary.md from the results in a folder; return whether there was anything to sum up.
 
     A cell is the test accuracy in per cent ± standard deviation over seeds, in brackets the
-    paper's; to a goal, communication rounds / megabytes / processor seconds.
+    paper's; to a goal, exchanges / megabytes / processor seconds.
     """
     rows: dict[str, dict[str, str]] = {}
     for (name, wanted), column in _COLUMNS.items():
@@ -50,9 +50,11 @@ def _cells(
         histories = loaded(part, key, folder)
         paper = f" ({100 * method.paper:.4g})" if method.paper is not None else ""
         found[method.label] = {
-            "rounds an iteration": tables.rounds_an_iteration([h.records[-1] for h in histories]),
+            "exchanges an iteration": tables.exchanges_an_iteration(
+                [h.records[-1] for h in histories]
+            ),
             f"{column}, %": tables.ended(histories, tables.METRIC) + paper,
-            f"{column}, to {100 * goal:g} %: rounds / MB / CPU s": to_target(
+            f"{column}, to {100 * goal:g} %: exchanges / MB / CPU s": to_target(
                 histories, tables.METRIC, goal
             ),
         }

@@ -13,7 +13,7 @@ from simfbo.experiments.results import Groups
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.studies import figures
-from simfbo.studies.tables import COSTS, firsts, lost, mean_cost, to_target
+from simfbo.studies.tables import COSTS, column, firsts, lost, mean_cost, to_target
 
 METRIC = findings.METRIC
 
@@ -30,16 +30,16 @@ def accuracy(part: Part, groups: Groups, tree: Json) -> list[dict[str, str]]:
         last = [history.records[-1] for history in histories]
         row = {
             "method": method.label,
-            "rounds an iteration": rounds_an_iteration(last),
+            "exchanges an iteration": exchanges_an_iteration(last),
             "test accuracy, %": ended(histories, METRIC),
             "the paper's": "" if method.paper is None else f"{100 * method.paper:.4g}",
             "train accuracy, %": ended(histories, "train_accuracy"),
             "iterations": f"{mean(r['round'] for r in last):,.0f}",
         }
-        row |= {cost: mean_cost(last, cost) for cost in costs}
+        row |= {column(cost): mean_cost(last, cost) for cost in costs}
         for target in tree["targets"]:
-            column = f"to {100 * target:g} %: {' / '.join(costs)}"
-            row[column] = to_target(histories, METRIC, target, costs)
+            title = f"to {100 * target:g} %: {' / '.join(map(column, costs))}"
+            row[title] = to_target(histories, METRIC, target, costs)
         rows.append(row)
     return rows
 
@@ -49,8 +49,8 @@ def ended(histories: Sequence[History], metric: str) -> str:
     return lost(histories) or per_cent([history.records[-1][metric] for history in histories])
 
 
-def rounds_an_iteration(last: Sequence[Json]) -> str:
-    """Return the communication rounds of an iteration, from the runs' last records."""
+def exchanges_an_iteration(last: Sequence[Json]) -> str:
+    """Return the exchanges of an iteration, from the runs' last records."""
     iterations = sum(record["round"] for record in last)
     rounds = sum(record["communication_rounds"] for record in last)
     return f"{rounds / iterations:.3g}" if iterations else "–"  # noqa: RUF001
@@ -126,7 +126,8 @@ def ratios(part: Part, groups: Groups, reference: str) -> list[dict[str, str]]:
         row = {"method": method.label}
         for cost in ("rounds", "MB", "CPU s"):
             times = sum(map(COSTS[cost], spent)) / sum(map(COSTS[cost], there))
-            row |= {cost: mean_cost(there, cost), f"times fewer {cost}": f"{times:.2g}"}
+            name = column(cost)
+            row |= {name: mean_cost(there, cost), f"times fewer {name}": f"{times:.2g}"}
         rows.append(row)
     return rows
 

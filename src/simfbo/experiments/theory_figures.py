@@ -75,8 +75,8 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
     """Draw the measured mean against P, a line per tau, a panel per kind of clients."""
     kinds = list(dict.fromkeys(cell["heterogeneity"] for cell in cells))
     about = (
-        f"Mean of |∇Φ|² over {cells[0]['rounds']:,} rounds on a quadratic, with standard deviations"
-        " over seeds. τ: local steps of a client. Dotted: the rate 1/√P of Theorem 1."
+        f"Mean of |∇Φ|² over {cells[0]['rounds']:,} iterations on a quadratic, with standard "
+        "deviations over seeds. τ: local steps of a client. Dotted: the rate 1/√P of Theorem 1."
     )
     figure, (axes,) = style.new(
         _speedup(cells), about, size=(9, 3.4), columns=len(kinds), sharey=True
@@ -85,7 +85,7 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
     for ax, h in zip(axes, kinds, strict=True):
         here = _where(cells, heterogeneity=h)
         style.frame(
-            ax, f"P, clients of {here[0]['clients']} a round", heading=_KINDS[h].capitalize()
+            ax, f"P, clients of {here[0]['clients']} an exchange", heading=_KINDS[h].capitalize()
         )
         taus = list(dict.fromkeys(cell["tau"] for cell in here))
         lines = [_line(ax, _where(here, tau=tau), COLOURS[i], f"τ = {tau}")

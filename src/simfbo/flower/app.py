@@ -161,7 +161,7 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
 
     def log(t: int, record: Json | None) -> None:
         parts = ", ".join(f"{name} {took:.2f} s" for name, took in federation.timing.items())
-        LOG.info("round %s of %s; last exchange: %s", t, plan.rounds, parts or "none yet")
+        LOG.info("iteration %s of %s; last exchange: %s", t, plan.rounds, parts or "none yet")
 
     history = run(
         plan.algorithm,

@@ -1,5 +1,7 @@
 """What is checked and made before a run begins, or goes on."""
 
+import contextlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,14 +11,16 @@ import numpy as np
 
 from simfbo.core.data import FederatedData
 from simfbo.core.federation import Algorithm
+from simfbo.core.privacy import spent
 from simfbo.core.problem import PyTree
-from simfbo.errors import UserError, brief
+from simfbo.errors import MissingExtra, UserError, brief
 from simfbo.runs.client_scores import Goals, columns_of
 from simfbo.runs.files import Json
 from simfbo.runs.history import versions
 from simfbo.runs.replies import taken_refusals, taken_suspicions
 from simfbo.runs.run_log import Progress
 
+WEAK = 10.0  # an epsilon above which a private run warns
 LISTED = 20  # clients whose numbers of samples are in the header
 
 
@@ -29,7 +33,8 @@ def header_of(
     config: Json | None,
     about: Json | None,
 ) -> Json:
-    """Return the header of a history; the arguments are those of `run`."""
+    """Return the header of a history; warn if privacy will be weak. Arguments are those of `run`."""
+    _warn_of_epsilon(algorithm, federation, rounds, config)
     return {
         "algorithm": algorithm.name,
         "rounds": rounds,
@@ -92,6 +97,22 @@ def require_runnable(algorithm: Any, federation: Any) -> None:
         if not hasattr(found, part):
             kind = getattr(found, "__name__", type(found).__name__)
             raise UserError(f"The {what} of a run must be such as {example}, got '{kind}'.")
+
+
+def _warn_of_epsilon(
+    algorithm: Algorithm, federation: Any, rounds: int, config: Json | None
+) -> None:
+    """Warn before a private run starts if its guarantee will be weak at the end."""
+    if "privacy" not in algorithm.settings:
+        return
+    delta = ((config or {}).get("privacy") or {}).get("delta", 1e-5)
+    with contextlib.suppress(MissingExtra):  # which the accountant needs, and the noise does not
+        if (epsilon := spent(algorithm, federation, rounds, delta)) > WEAK:
+            warnings.warn(
+                f"This run ends at epsilon {epsilon:.3g}, and above {WEAK:.0f} hardly anything is "
+                "protected: add noise, run fewer iterations, or sample few of many clients.",
+                stacklevel=4,
+            )
 
 
 def whole_numbers(rounds: Any, every: Any, seed: Any) -> tuple[int, int | None, int]:

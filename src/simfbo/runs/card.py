@@ -148,8 +148,8 @@ def _training(history: History) -> str:
     header, last, end = history.header, history.records[-1], history.end or {}
     status = end.get("status", "stopped without an end record")
     why = f" ({end['reason']})" if end.get("reason") else ""
-    lines = [f"{header['algorithm']}, {last['round']:,} of at most {header['rounds']:,} rounds: "
-             f"{status}{why}."]  # fmt: skip
+    lines = [f"{header['algorithm']}, {last['round']:,} of at most {header['rounds']:,} "
+             f"iterations: {status}{why}."]  # fmt: skip
     if history.verdict is not None:
         lines.append(f"{sentence(history.verdict['text'])}.")
     found = [(name.replace("_", " "), last[name]) for name in metrics(history)
@@ -225,7 +225,7 @@ def _excluded(history: History) -> str:
         clients = len({client for client, _ in counts})
         text = f"{len(history.refusals):,} replies of {clients:,} clients; most frequent:"
         parts = [f"{text}\n\n{table(['client', 'reason', 'replies'], rows)}"]
-    lines = [f"- Round {one['round']:,}: {one['text']}." for one in history.warnings[:_SHOWN]]
+    lines = [f"- Iteration {one['round']:,}: {one['text']}." for one in history.warnings[:_SHOWN]]
     if more := len(history.warnings) - len(lines):
         lines.append(f"- {more:,} more in the history.")
     return "\n\n".join([*parts, "\n".join(lines) or "No client's messages stood out."])

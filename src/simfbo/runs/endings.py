@@ -36,7 +36,7 @@ def exploded(
         if not norm <= limit:
             client = None if latest is None else latest.largest_sender
             reason = (
-                f"the norm of {name} is {norm:.3g} after round {t}, the limit {limit:.3g}; "
+                f"the norm of {name} is {norm:.3g} after iteration {t}, the limit {limit:.3g}; "
                 f"client {client} sent the largest message. A smaller step size for {name} often "
                 "helps"
             )
@@ -50,7 +50,7 @@ def not_finite(record: Json) -> Json | None:
     for name, value in record.items():
         if not math.isfinite(value):
             advice = _SMALLER if record["round"] else _INPUTS
-            reason = f"{name} is not finite after round {record['round']}. {advice}"
+            reason = f"{name} is not finite after iteration {record['round']}. {advice}"
             known = {"round": record["round"], "variable": name}
             return {"status": "diverged", **known, "reason": reason}
     return None

@@ -50,7 +50,7 @@ def line(record: Json, metric: str | None) -> str:
     """Return one evaluation as a line of text."""
     sent = size(record["bytes_up"] + record["bytes_down"])
     value = f"{metric.replace('_', ' ')} {record[metric]:<9.4g} " if metric in record else ""
-    return f"round {record['round']:>6,}   {value}sent {sent:>8}   {record['seconds']:7.2f} s"
+    return f"iteration {record['round']:>6,}   {value}sent {sent:>8}   {record['seconds']:7.2f} s"
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -197,7 +197,7 @@ def bar_html(
         left: seconds that it may still take.
         values: the latest metrics.
     """
-    parts = [f"{done:,} of {rounds:,} rounds"]
+    parts = [f"{done:,} of {rounds:,} iterations"]
     parts += [] if left is None else [f"{left:.0f} s left"]
     parts += [f"{key.replace('_', ' ')} {value:.4g}" for key, value in (values or {}).items()][
         :_ROWS

@@ -63,11 +63,11 @@ def _in_words(records: list[int], refusals: int) -> str:
 
     Example:
         >>> _in_words([4], 2), _in_words([], 0)
-        ('the record of round 4 and 2 excluded replies are lost', 'nothing is lost')
+        ('the record of iteration 4 and 2 excluded replies are lost', 'nothing is lost')
     """
     shown = ", ".join(map(str, records[:5])) + (", ..." if len(records) > 5 else "")
     some = "s" * (len(records) > 1)
-    what = [f"the record{some} of round{some} {shown}"] if records else []
+    what = [f"the record{some} of iteration{some} {shown}"] if records else []
     what += [f"{refusals} excluded repl{'y' if refusals == 1 else 'ies'}"] if refusals else []
     verb = "is" if len(records) + refusals == 1 else "are"
     return f"{' and '.join(what)} {verb} lost" if what else "nothing is lost"

@@ -159,7 +159,9 @@ def summary(history: History) -> str:
         lines.append(f"The projection of v was active {last['projected']:,} times.")
     if history.refusals:
         lines.append(_excluded(history))
-    lines += [f"Warning in round {line['round']:,}: {line['text']}." for line in history.warnings]
+    lines += [
+        f"Warning in iteration {line['round']:,}: {line['text']}." for line in history.warnings
+    ]
     if history.verdict is not None:
         lines.append(f"{sentence(history.verdict['text'])}.")
     return "\n".join(lines)

@@ -119,7 +119,7 @@ class RunLog:
         self.save(progress)
         kept = f"; the damaged file is kept as {FILE}.damaged" if damaged else ""
         warnings.warn(
-            f"{folder / FILE} was damaged: {part.lost}. The run continues from round "
+            f"{folder / FILE} was damaged: {part.lost}. The run continues from iteration "
             f"{progress.round}{kept}.",
             stacklevel=2,
         )

@@ -366,7 +366,7 @@ def _warn(job: _Job, t: int) -> None:
     """Write down and warn of the clients that stand out."""
     lines = taken_suspicions(job.federation, t)
     for line in lines:
-        warnings.warn(f"Round {t}: {line['text']}.", ClientWarning, stacklevel=7)  # who called run
+        warnings.warn(f"Iteration {t}: {line['text']}.", ClientWarning, stacklevel=7)
     job.log.add("warning", *lines)
 
 

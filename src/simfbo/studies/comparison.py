@@ -4,19 +4,36 @@ Runs of one seed share data, partition and initial point, whatever the method: a
 from the task's settings and the seed alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simfbo.config.catalogue import METHODS
+from simfbo.config.files import merged
 from simfbo.config.messages import dotted
 from simfbo.config.run import RunConfig, checked, copied
 from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json, folder_names
 from simfbo.studies.sweep import Job
 
+if TYPE_CHECKING:
+    from simfbo.tasks import Task
+
 MOST_SEEDS = 10_000
+_COUNTED = 50  # iterations over which a cost is counted where it is drawn
 _COMMON = ("task", "seed", "engine", "track")  # what a method may not set for itself
+
+
+class Cost(NamedTuple):
+    """What an iteration sends, over all clients.
+
+    Attributes:
+        exchanges: communication rounds.
+        bytes: both ways; those of entropy codes are of normally distributed messages.
+    """
+
+    exchanges: float
+    bytes: float
 
 
 def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dict[str, RunConfig]:
@@ -104,14 +121,45 @@ def _method(name: str, shared: Json, own: Any, overrides: Json) -> RunConfig:
         raise UserError(f"In method '{name}': {error}") from None
 
 
-def merged(base: Json, own: Json) -> Json:
-    """Merge two sets of settings, table by table; `own` overrides `base`."""
-    both = {
-        key: merged(base[key], own[key])
-        for key in base.keys() & own.keys()
-        if isinstance(base[key], dict) and isinstance(own[key], dict)
-    }
-    return {**base, **own, **both}
+def without_rounds(tree: Json, overrides: Json, names: Iterable[str]) -> list[str]:
+    """Return the methods of a plan that have no number of iterations of their own."""
+    tables = tree.get("methods", {})
+    shared = not {"rounds", "preset"}.isdisjoint(overrides)
+    return [
+        name for name in names if shared or {"rounds", "preset"}.isdisjoint(tables.get(name, {}))
+    ]
+
+
+def iteration_cost(config: RunConfig, task: "Task") -> Cost:
+    """Count what an iteration of a method sends, over 50 where some send more than others."""
+    from simfbo.config.build import build_algorithm, build_federation
+    from simfbo.engines.counting import cost
+
+    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
+    count = _COUNTED if "ledger is cost" in algorithm.known_violations else 1
+    federation = build_federation(config, task.data)
+    total = cost(algorithm, federation, task.x0, task.y0, count).total
+    return Cost(total.rounds / count, (total.bytes_down + total.bytes_up) / count)
+
+
+def equal(methods: Mapping[str, RunConfig], costs: Mapping[str, float]) -> dict[str, RunConfig]:
+    """Return methods with as many iterations as cost the same.
+
+    Args:
+        methods: the plan; all with the same number of iterations.
+        costs: of an iteration of each. Together they may cost what they do of the cheapest method.
+
+    Returns:
+        The plan with new numbers of iterations, and evaluations at the same costs.
+    """
+    least = min(costs.values())
+    return {name: _shortened(config, least / costs[name]) for name, config in methods.items()}
+
+
+def _shortened(config: RunConfig, share: float) -> RunConfig:
+    """Return the settings with a share of the iterations, and of those between evaluations."""
+    every = config.every and max(1, round(share * config.every))
+    return config.model_copy(update={"rounds": max(1, int(share * config.rounds)), "every": every})
 
 
 def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path) -> list[Job]:

@@ -15,7 +15,7 @@ def rows(groups: Groups, metric: str, targets: Sequence[float] = ()) -> list[dic
     """Return the table: for each method its end, what it cost, and what it took to each target.
 
     A cell is the mean over seeds, with the standard deviation for the metric. Costs to a target are
-    communication rounds / megabytes both ways / processor seconds, where all seeds got there.
+    exchanges / megabytes both ways / processor seconds, where all seeds got there.
     """
     return [_row(name, histories, metric, targets) for name, histories in groups.items()]
 
@@ -29,10 +29,10 @@ def _row(
         "method": name,
         metric.replace("_", " "): lost(histories) or _spread(values),
         "iterations": f"{mean(r['round'] for r in last):,.0f}",
-        **{name: mean_cost(last, name) for name in ("rounds", "MB", "CPU s")},
+        **{column(name): mean_cost(last, name) for name in ("rounds", "MB", "CPU s")},
     }
     for target in targets:
-        row[f"to {target:g}: rounds / MB / CPU s"] = to_target(histories, metric, target)
+        row[f"to {target:g}: exchanges / MB / CPU s"] = to_target(histories, metric, target)
     return row
 
 
@@ -81,6 +81,11 @@ def mean_cost(records: Sequence[Json], name: str) -> str:
     """Return the mean of a cost: seconds with a decimal, the others whole."""
     digits = 1 if name.endswith("s") and name != "rounds" else 0
     return f"{mean(COSTS[name](record) for record in records):,.{digits}f}"
+
+
+def column(cost: str) -> str:
+    """Return the title of a cost's column: communication rounds are called exchanges."""
+    return "exchanges" if cost == "rounds" else cost
 
 
 def megabytes(record: Json) -> float:

@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import qmc
 
-from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
 from simfbo.config.files import as_toml
 from simfbo.config.methods import steps_table
 from simfbo.config.run import RunConfig, checked
-from simfbo.engines.counting import cost
 from simfbo.errors import UserError
 from simfbo.runs.files import make_folder, write_atomic
 from simfbo.runs.history import History
 from simfbo.runs.trackers import Tracking
+from simfbo.studies.comparison import iteration_cost
 from simfbo.studies.sweep import Job, sweep
 
 Space = Mapping[str, tuple[float, float]]
@@ -104,13 +103,9 @@ def tune(
     task = build_task(config, data_dir)
     metric = task.tuned_by or task.metric if metric is None else metric
     goal = task.goal_of(metric)
-    algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
-    federation = build_federation(config, task.data)
-    total = cost(algorithm, federation, task.x0, task.y0, _COUNTED).total
-    if budget_bytes is None:
-        iterations = budget * _COUNTED / total.rounds
-    else:
-        iterations = budget_bytes * _COUNTED / (total.bytes_down + total.bytes_up)
+    spent = iteration_cost(config, task)
+    by_bytes = budget_bytes is not None
+    iterations = budget_bytes / spent.bytes if by_bytes else budget / spent.exchanges
     stages = plan(iterations, trials)
     settings, results = candidates(config, space, trials), []
     make_folder(directory)
@@ -138,7 +133,6 @@ def tune(
 
 
 _FIXED = ("rounds", "every", "seed")
-_COUNTED = 50  # iterations over which rounds are counted, where their number is drawn
 
 
 def default_space(config: RunConfig) -> dict[str, tuple[float, float]]:

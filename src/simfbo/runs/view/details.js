@@ -22,7 +22,7 @@ function replaceIfNew(place, content, make) {
 function showMessages(run) {
   const found = run.warnings
     .slice(-5)
-    .map((line) => ["warning", `Round ${count(line.round)}: ${line.text}.`]);
+    .map((line) => ["warning", `Iteration ${count(line.round)}: ${line.text}.`]);
   if (run.warned > 5)
     found.unshift(["warning", `${count(run.warned - 5)} earlier warnings are in the log.`]);
   if (run.end?.reason) found.push(["warning", `The run ${run.statusText}: ${run.end.reason}.`]);
@@ -97,8 +97,8 @@ function drawHeat(canvas, run, grid) {
   const per = grid.clients > 1 ? `${grid.clients} clients` : "one client";
   const last = Math.max(grid.lastRound, run.round);
   heatCaption =
-    `Clients 0 to ${count(grid.lastClient)} downwards, rounds 0 to ${count(last)} to the right; ` +
-    `a cell is ${per} in ${plural(grid.rounds, "round")}, the fullest has ${count(most)}.`;
+    `Clients 0 to ${count(grid.lastClient)} downwards, iterations 0 to ${count(last)} to the right; ` +
+    `a cell is ${per} in ${plural(grid.rounds, "iteration")}, the fullest has ${count(most)}.`;
   canvas.setAttribute("aria-label", heatCaption);
   if (!canvas.matches(":hover")) say(byId("heat-text"), heatCaption);
 }
@@ -115,7 +115,7 @@ function readHeat(event) {
   const span = (first, n) => (n > 1 ? `${count(first)} to ${count(first + n - 1)}` : count(first));
   say(
     byId("heat-text"),
-    `Client ${span(client, grid.clients)}, round ${span(round, grid.rounds)}: ` +
+    `Client ${span(client, grid.clients)}, iteration ${span(round, grid.rounds)}: ` +
       `${count(grid.cells[row * COLUMNS + column])} excluded.`,
   );
 }
@@ -176,7 +176,7 @@ function eventsOf(run) {
   if (run.resets) found.push(`Resumed while it was watched: ${plural(run.resets, "time")}.`);
   if (run.damaged)
     found.push(`${capital(plural(run.damaged, "line"))} of the history cannot be read.`);
-  found.push(...run.warnings.map((line) => `Round ${count(line.round)}: ${line.text}.`));
+  found.push(...run.warnings.map((line) => `Iteration ${count(line.round)}: ${line.text}.`));
   if (run.excluded.total) found.push(`${count(run.excluded.total)} replies excluded so far.`);
   if (run.last) found.push(`Last evaluation after iteration ${count(run.last.round)}.`);
   if (run.verdict) found.push(`${capital(run.verdict.text)}.`);
