@@ -315,7 +315,7 @@ def test_an_error_of_ours_is_one_line(simfbo, monkeypatch):
 def test_no_command(simfbo):
     code, out, err = simfbo()
     assert (code, err) == (2, "")
-    assert out.startswith("usage: simfbo [-h] COMMAND ...")
+    assert out.startswith("usage: simfbo [-h] [--version] COMMAND ...")
 
 
 @pytest.mark.parametrize(
