@@ -33,7 +33,7 @@ def header_of(
     config: Json | None,
     about: Json | None,
 ) -> Json:
-    """Return the header of a history; warn if privacy will be weak. Arguments are those of `run`."""
+    """Return the header of a history; warn where privacy will be weak. Arguments as of `run`."""
     _warn_of_epsilon(algorithm, federation, rounds, config)
     return {
         "algorithm": algorithm.name,
