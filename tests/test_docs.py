@@ -264,6 +264,20 @@ def test_what_leaks_has_the_numbers_that_were_measured():
     assert 6e-8 < found["messages"]["exact"]["largest"] < 7e-8  # "at most 7e-8"
 
 
+def test_the_page_on_citing_agrees_with_the_citation_file():
+    file = text_of(ROOT / "CITATION.cff")
+    page = " ".join(text_of(ROOT / "docs" / "reference-citing.md").replace("\n> ", " ").split())
+    titles, (version,) = (
+        re.findall(r'title: "(.+)"', file),
+        re.findall(r"^version: (.+)", file, re.M),
+    )
+    names = [f"{given} {family}" for family, given in
+             re.findall(r"family-names: (\w+)\n *given-names: (\w+)", file)]  # fmt: skip
+    shared = [titles[1], *names, *re.findall(r'url: "(.+)"', file), f"version = {{{version}}}"]
+    assert len(shared) == 6
+    assert [one for one in shared if one not in page] == []
+
+
 def sections(page):
     """Return the sections of a page by heading."""
     _, *parts = re.split(r"^## (.+)$", text_of(page), flags=re.MULTILINE)
