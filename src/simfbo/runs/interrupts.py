@@ -43,6 +43,9 @@ class Interrupts:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Answer a signal."""
+        if _is_in_hook(frame):  # where an exception would be lost
+            self._send_soon(number)
+            return
         self._number, self.noted = number, True
         if number in _BY_HAND:
             self._seen += 1
@@ -83,9 +86,22 @@ class Interrupts:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             return False
         self.open, self._seen = True, self._seen - (self._number in _BY_HAND)
-        main = threading.main_thread().ident or 0
-        threading.Timer(_SOON, signal.pthread_kill, (main, self._number)).start()
+        self._send_soon(self._number)
         return True
+
+    def _send_soon(self, number: int) -> None:
+        """Send the main thread a signal."""
+        main = threading.main_thread().ident or 0
+        threading.Timer(_SOON, signal.pthread_kill, (main, number)).start()
+
+
+def _is_in_hook(frame: FrameType | None) -> bool:
+    """Decide whether a signal arrived while a dropped exception was being reported."""
+    while frame is not None:
+        if (frame.f_code.co_filename, frame.f_code.co_name) == (__file__, "rescue"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Ungoverned(Interrupts):
