@@ -94,15 +94,14 @@ def checked_seeds(found: Any) -> list[int]:
     """
     if type(found) is int and 0 < found <= MOST_SEEDS:
         return list(range(found))
-    whole = isinstance(found, list) and all(
-        type(seed) is int and 0 <= seed < 2**32 for seed in found
-    )
-    if not whole or not found or len(set(found)) < len(found):
+    seeds: list[Any] = found if isinstance(found, list) else []
+    whole = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not seeds or not whole or len(set(seeds)) < len(seeds):
         raise UserError(
             "'seeds' must be how many there are, such as 3 for 0, 1 and 2, or a list of different "
             f"whole numbers from 0 to 4294967295; got {brief(found)}."
         )
-    return found
+    return seeds
 
 
 def _method(name: str, shared: Json, own: Any, overrides: Json) -> RunConfig:
