@@ -9,8 +9,8 @@ TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 
 .PHONY: demo test test-quick test-all coverage docs methods setup torch lint types unit benchmark-setup lock sbom clean
 
-demo: setup  ## Train SimFBO on MNIST across 100 clients and write a folder under runs/
-	$(BIN)/simfbo run --config examples/demo.toml --or-digits
+demo: setup  ## Train SimFBO on MNIST with the paper's settings and with few bytes; writes a folder under runs/
+	$(BIN)/simfbo compare --config examples/demo.toml --or-digits --jobs 2
 
 test: lint .venv/.torch  ## Everything that CI runs; types are checked while tests run
 	@$(MAKE) --no-print-directory --jobs=2 types unit

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from simfbo.cli.arguments import configuration
 from simfbo.cli.main import build_parser
-from simfbo.experiments.experiment import NAMES
+from simfbo.experiments.experiment import NAMES, load
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -30,8 +31,7 @@ def linked(cell):
 def is_run(command):
     """Return whether a command runs something else, after a check that its settings exist."""
     _, name, *words = command.strip("`").split()
-    config = build_parser("run").parse_args(["run", *words]).config
-    return name == "run" and (ROOT / config).is_file()
+    return name == "run" and configuration(build_parser("run").parse_args(["run", *words]))
 
 
 @pytest.mark.parametrize("row", rows(BOARD), ids=lambda row: row[0])
@@ -45,6 +45,12 @@ def test_claims_are_shown_by_an_experiment_that_exists(row):
     page = (BENCHMARKS / name / "README.md").read_text(encoding="utf-8")
     numbers = re.findall(r"[\d,]*\d\.\d+|\d,\d{3}", measured)
     assert [number for number in numbers if number not in page] == [], claim
+
+
+def test_the_list_of_experiments_has_the_claims_and_verdicts_of_the_board():
+    board = sorted((linked(row[5]), row[0], row[1]) for row in rows(BOARD))
+    listed = [(name, *one) for name in set(NAMES) - OURS for one in load(name).claims]
+    assert sorted(listed) == board
 
 
 def test_the_board_has_every_experiment_on_the_paper():

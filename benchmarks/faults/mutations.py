@@ -99,8 +99,9 @@ class Source(NamedTuple):
 
 
 def sources() -> list[Source]:
-    """Return the valid files: one per algorithm and task, the demo and two comparisons."""
-    found = [Source("demo", "run", (ROOT / "examples" / "demo.toml").read_text(encoding="utf-8"))]
+    """Return the valid files: one per algorithm and task, the paper's and two comparisons."""
+    paper = load(None, {"preset": "paper", "task.name": "hyper-representation"})
+    found = [Source("paper", "run", as_toml(paper))]
     for task in TASKS.names():
         for algorithm in METHODS.names():
             names = {"task.name": task, "algorithm.name": algorithm, "every": 20}

@@ -34,7 +34,6 @@ from simfbo.runs.style import save_svg
 from simfbo.tasks.models import moments
 
 HERE = Path(__file__).parent
-PAPER = HERE.parent.parent / "examples" / "demo.toml"
 CLIENTS, ROUNDS, BATCHES, TAU = 100, 100, (1, 2, 4, 8, 16, 64), 5
 NOISES = (0.01, 0.1, 1.0)
 KEY = jax.random.key(7)
@@ -80,7 +79,7 @@ def dataset() -> str:
 def setting(name: str, batch: int = 64) -> settings.RunConfig:
     """Return the paper's settings with another batch size."""
     keys = {"task.dataset": name, "task.batch_size": batch, "task.clients": CLIENTS}
-    return settings.load(PAPER, keys)
+    return settings.load(None, {"preset": "paper", "task.name": "hyper-representation", **keys})
 
 
 def trained(name: str) -> tuple[State, State, float]:

@@ -12,7 +12,7 @@ from simfbo.runs.history import History
 
 SMALL = """
 title = "Small"
-claim = "It runs."
+claims = [["It runs", "holds"]]
 minutes = 3
 seeds = [0, 1]
 every = 2
@@ -77,7 +77,7 @@ def test_list(simfbo):
     code, out, err = simfbo("reproduce", "--list")
     assert (code, err) == (0, "")
     assert all(name in out for name in experiment.NAMES)
-    assert "It runs." in out
+    assert re.search(r"It runs +│ holds", out)
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,11 @@ def test_or_digits(simfbo, monkeypatch):
     )
     (config,) = watched
     assert (config.task.dataset, config.task.clients, config.task.hidden) == ("digits", 20, 5)
+    monkeypatch.setattr("simfbo.studies.comparison.jobs", lambda methods, *given: stop())
+    demo = str(Path(__file__).parents[2] / "examples" / "demo.toml")
+    assert simfbo("compare", "--config", demo, "--or-digits")[2] == (
+        "simfbo: mnist could not be fetched (no network?), using digits instead.\nsimfbo: Stop.\n"
+    )
 
 
 def test_or_digits_hides_no_mistake_on_digits(simfbo):

@@ -433,7 +433,7 @@ def test_presets_lie_between_the_file_and_the_flags(tmp_path):
     file.write_text('preset = "few-bytes"\n' + file.read_text())
     inside = configuration("--config", str(file))
     assert (inside.rounds, inside.seed, inside.local_work.tau) == (9, 4, 25)
-    sentence = "'preset' must be few-bytes, few-bytes-non-iid or private, got 'few'."
+    sentence = "'preset' must be few-bytes, few-bytes-non-iid, paper or private, got 'few'."
     assert complaint(QUADRATIC | {"preset": "few"}) == sentence
 
 

@@ -134,6 +134,16 @@ def test_equal_costs_by_hand():
     assert max(spent) == spent[0] < min(spent) + max(cost.bytes for cost in costs.values())
 
 
+def test_presets_of_methods_on_another_task_are_refused():
+    tree = {"task": {"name": "hyper-representation", "dataset": "mnist"}, "methods": {
+        "paper": {"preset": "paper", "algorithm": {"name": "simfbo"}},
+        "few": {"preset": "few-bytes", "algorithm": {"name": "simfbo"}}}}  # fmt: skip
+    assert [one.rounds for one in comparison.plan(tree, {}).values()] == [2000, 350]
+    tree["methods"]["few"]["preset"] = "private"
+    with pytest.raises(UserError, match=r"^'paper' and 'few' differ in the task: methods are "):
+        comparison.plan(tree, {})
+
+
 def test_methods_with_iterations_of_their_own_keep_them():
     names = list(TREE["methods"])
     assert comparison.without_rounds(TREE, {}, names) == ["plain", "fedmbo"]
@@ -167,6 +177,16 @@ def test_rows():
     assert bad["to 0.8: exchanges / MB / CPU s"] == "1 of 2 seeds"
     assert bad["to 0.95: exchanges / MB / CPU s"] == "–"  # noqa: RUF001
     assert lost["test accuracy"] == "1 of 2 diverged"
+
+
+def test_verdicts_of_the_runs_are_counted():
+    groups = {"a": [history([0.1, 0.8]), history([0.1, 0.9], 1), history([0.1, 0.9], 2)]}
+    for run, status in zip(groups["a"], ("still improving", "converged", "still improving")):
+        run.verdict = {"status": status}
+    (row,) = tables.rows(groups, "test_accuracy")
+    assert row["verdict"] == "1 converged, 2 still improving"
+    groups["a"][0].verdict = None
+    assert "verdict" not in tables.rows(groups, "test_accuracy")[0]
 
 
 def test_targets_of_a_loss_are_reached_from_above():

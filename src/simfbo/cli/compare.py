@@ -17,6 +17,7 @@ from simfbo.cli.console import (
     resumable,
     workers,
 )
+from simfbo.cli.run import add_or_digits, or_digits
 from simfbo.config.catalogue import METHODS
 from simfbo.config.files import read
 from simfbo.config.run import RunConfig, checked
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what methods without `rounds` of their own get the same of (default: exchanges); as "
         "much as --rounds iterations of the cheapest one take")  # fmt: skip
     add("--metric", help="what to compare (default: the task's own)")
+    add_or_digits(parser)
     arguments.add_json(parser)
     arguments.add_many_runs(parser)
 
@@ -63,6 +65,9 @@ def call(options: argparse.Namespace) -> int:
         arguments.require_alone(options, add_arguments)
         return resume(options.resume, options.track or used_before(options.resume), **how)
     methods, seeds, unset = plan(options)
+    if options.or_digits:
+        task = or_digits(next(iter(methods.values())).task, options.data_dir)
+        methods = {name: one.model_copy(update={"task": task}) for name, one in methods.items()}
     if options.equal != "iterations" and len(unset) > 1:
         shared = {name: methods[name] for name in unset}
         methods |= _at_equal(options.equal, shared, options.data_dir, options.quiet)

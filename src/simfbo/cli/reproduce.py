@@ -55,8 +55,11 @@ def show_list() -> int:
     rows = []
     for name in NAMES:
         full, quick = load(name), load(name, quick=True)
-        rows.append({"experiment": name, "what it shows": full.claim,
-                     "minutes": f"{full.minutes:g}", "quick": f"{quick.minutes:g}"})  # fmt: skip
+        told = name, f"{full.minutes:g}", f"{quick.minutes:g}"
+        for claim, verdict in full.claims:
+            cells = dict(zip(("experiment", "minutes", "quick"), told, strict=True))
+            rows.append({**cells, "claim": claim, "verdict here": verdict})
+            told = "", "", ""  # once for each experiment
     print_table(rows, "")
     OUT.print("simfbo reproduce NAME runs one, simfbo reproduce all runs all; --quick is short.")
     return 0
@@ -93,7 +96,9 @@ def reproduce(
         for i, experiment in enumerate(experiments):
             minutes = sum(later.minutes for later in experiments[i:])
             place = f"{i + 1} of {len(names)}"
-            OUT.print(f"\n{experiment.title} ({place}): {experiment.claim}", markup=False)
+            OUT.print(f"\n{experiment.title} ({place})", markup=False)
+            for claim, verdict in experiment.claims:
+                OUT.print(f"  {claim}: {verdict}", markup=False)
             OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
             _reproduce(experiment, folder, place, resources, quiet)
             place = folder / experiment.name

@@ -12,6 +12,7 @@ from simfbo.cli import arguments
 from simfbo.cli.console import OUT, fetching, new_folder, print_json, progress_bar, resumable
 from simfbo.cli.device import use_device
 from simfbo.config.catalogue import METHODS
+from simfbo.config.fields import TaskSettings
 from simfbo.config.run import RunConfig, checked
 from simfbo.config.tasks import (
     TABLES,
@@ -52,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_settings(parser)
     add = parser.add_argument
     add("--output", type=Path, metavar="DIR", help="folder for the run")
-    add("--or-digits", action="store_true",
-        help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
+    add_or_digits(parser)
     add("--no-baselines", action="store_true", help="do not train the baselines")
     add("--no-client-metrics", action="store_true",
         help="do not ask clients for metrics on their own data")  # fmt: skip
@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_resume(parser)
 
 
+def add_or_digits(parser: argparse.ArgumentParser) -> None:
+    """Add `--or-digits`."""
+    parser.add_argument("--or-digits", action="store_true",
+        help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
+
+
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
     how: Json = {"data_dir": options.data_dir, "baselines": not options.no_baselines,
@@ -80,7 +86,7 @@ def call(options: argparse.Namespace) -> int:
         return resume(options.resume, options.track, **how)
     config = arguments.configuration(options)
     if options.or_digits:
-        config = _or_digits(config, options.data_dir)
+        config = config.model_copy(update={"task": or_digits(config.task, options.data_dir)})
     directory = options.output
     directory = directory or new_folder("", config, config.algorithm.name, f"seed{config.seed}")
     how["client_metrics"] = not options.no_client_metrics
@@ -214,26 +220,25 @@ def _baselines(built: "Built", history: History, directory: Path, quiet: bool) -
     return baselines.table(outcomes, history.header["algorithm"], last, task.metric)
 
 
-def _or_digits(config: RunConfig, data_dir: Path | None) -> RunConfig:
-    """Return the configuration, on digits if its data set cannot be fetched."""
+def or_digits(task: TaskSettings, data_dir: Path | None) -> TaskSettings:
+    """Return the settings of a task, on digits if its data set cannot be fetched."""
     from simfbo import datasets
 
-    task = config.task
     if not isinstance(task, PartitionedSettings | FairSettings):
-        return config
+        return task
     if task.dataset in ("digits", *TABLES):
-        return config
+        return task
     try:
         with fetching():
             datasets.load(task.dataset, data_dir)
-        return config
+        return task
     except UserError:
         sentence = f"{task.dataset} could not be fetched (no network?), using digits instead."
         print(f"simfbo: {sentence}", file=sys.stderr)
     smaller: Json = {"dataset": "digits", "clients": 20}
     if isinstance(task, HyperRepresentationSettings):
         smaller["model"] = "mlp"
-    return config.model_copy(update={"task": task.model_copy(update=smaller)})
+    return task.model_copy(update=smaller)
 
 
 def _exit_code(history: History, directory: Path | None = None) -> int:

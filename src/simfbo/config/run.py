@@ -43,7 +43,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 LocalSteps = Annotated[int, Field(gt=0, le=1000)]
 _DEEPEST = 10  # tables in tables
 _HERE = Path(__file__).parent / "presets"
-PRESETS = {name: _HERE / f"{name}.toml" for name in ("few-bytes", "few-bytes-non-iid", "private")}
+_NAMES = ("few-bytes", "few-bytes-non-iid", "paper", "private")
+PRESETS = {name: _HERE / f"{name}.toml" for name in _NAMES}
 """Configurations that come with simfbo, by name."""
 S = TypeVar("S", bound=Strict)
 # The settings that fix a method's step sizes.

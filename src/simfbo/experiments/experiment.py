@@ -64,14 +64,14 @@ class Experiment:
     Attributes:
         name: of its folder.
         title: in a few words.
-        claim: what it is to show.
+        claims: what it tests, claims of the paper unless they are ours, each with our verdict.
         minutes: what it took on two cores.
         tree: the rest of its configuration.
     """
 
     name: str
     title: str
-    claim: str
+    claims: list[tuple[str, str]]
     minutes: float
     tree: Json
 
@@ -101,8 +101,9 @@ def load(name: str, quick: bool = False) -> Experiment:
     tree = read(file(name))
     short = tree.pop("quick")
     tree = merged(tree, short) if quick else tree
-    head = {key: tree.pop(key) for key in ("title", "claim", "minutes")}
-    return Experiment(name, **head, tree=tree)
+    head = {key: tree.pop(key) for key in ("title", "minutes")}
+    claims = [(claim, verdict) for claim, verdict in tree.pop("claims")]
+    return Experiment(name, **head, claims=claims, tree=tree)
 
 
 def file(name: str) -> Path:

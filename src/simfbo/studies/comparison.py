@@ -62,10 +62,17 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
     if unknown:
         known = plain(", ".join(methods), 150)
         raise UserError(f"Unknown method '{plain(unknown[0])}'. The file has {known}.")
-    return {
+    found = {
         name: _method(name, shared, methods[name], overrides)
         for name in folder_names(names or methods)
     }
+    first, *others = found
+    for name in others:
+        if found[name].task != found[first].task:
+            raise UserError(
+                f"'{first}' and '{name}' differ in the task: methods are compared on the same one."
+            )
+    return found
 
 
 def caveat(methods: Mapping[str, RunConfig]) -> str:

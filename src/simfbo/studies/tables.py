@@ -31,6 +31,9 @@ def _row(
         "iterations": f"{mean(r['round'] for r in last):,.0f}",
         **{column(name): mean_cost(last, name) for name in ("rounds", "MB", "CPU s")},
     }
+    said = Counter((history.verdict or {}).get("status") for history in histories)
+    if None not in said:
+        row["verdict"] = ", ".join(f"{said[status]} {status}" for status in sorted(said))
     for target in targets:
         row[f"to {target:g}: exchanges / MB / CPU s"] = to_target(histories, metric, target)
     return row
