@@ -31,8 +31,8 @@ def _row(
         "iterations": f"{mean(r['round'] for r in last):,.0f}",
         **{column(name): mean_cost(last, name) for name in ("rounds", "MB", "CPU s")},
     }
-    said = Counter((history.verdict or {}).get("status") for history in histories)
-    if None not in said:
+    said = Counter(str((history.verdict or {}).get("status", "")) for history in histories)
+    if "" not in said:
         row["verdict"] = ", ".join(f"{said[status]} {status}" for status in sorted(said))
     for target in targets:
         row[f"to {target:g}: exchanges / MB / CPU s"] = to_target(histories, metric, target)
