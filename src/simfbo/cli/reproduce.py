@@ -51,18 +51,19 @@ def call(options: argparse.Namespace) -> int:
 
 
 def show_list() -> int:
-    """Print the experiments."""
-    rows = []
+    """Print the experiments, what each tests, and our verdicts."""
     for name in NAMES:
         full, quick = load(name), load(name, quick=True)
-        told = name, f"{full.minutes:g}", f"{quick.minutes:g}"
-        for claim, verdict in full.claims:
-            cells = dict(zip(("experiment", "minutes", "quick"), told, strict=True))
-            rows.append({**cells, "claim": claim, "verdict here": verdict})
-            told = "", "", ""  # once for each experiment
-    print_table(rows, "")
+        OUT.print(f"{name}, {full.minutes:g} minutes, with --quick {quick.minutes:g}")
+        _print_claims(full)
     OUT.print("simfbo reproduce NAME runs one, simfbo reproduce all runs all; --quick is short.")
     return 0
+
+
+def _print_claims(experiment: Experiment) -> None:
+    """Print what an experiment tests: claims of the paper or our own, each with our verdict."""
+    for claim, verdict in experiment.claims:
+        OUT.print(f"  {claim}: {verdict}", markup=False)
 
 
 def reproduce(
@@ -97,8 +98,7 @@ def reproduce(
             minutes = sum(later.minutes for later in experiments[i:])
             place = f"{i + 1} of {len(names)}"
             OUT.print(f"\n{experiment.title} ({place})", markup=False)
-            for claim, verdict in experiment.claims:
-                OUT.print(f"  {claim}: {verdict}", markup=False)
+            _print_claims(experiment)
             OUT.print(f"About {minutes:.0f} minutes left on 2 cores.")
             _reproduce(experiment, folder, place, resources, quiet)
             place = folder / experiment.name
