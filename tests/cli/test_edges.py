@@ -11,6 +11,7 @@ import pytest
 
 from simfbo import __version__
 from simfbo.cli import compare, main, output
+from simfbo.engines import compile_cache
 from simfbo.runs import files
 from simfbo.runs.history import History
 
@@ -134,3 +135,38 @@ def test_streams_that_are_closed():
         command = f"'{sys.executable}' -m simfbo.cli.main data --data-dir empty {closed}"
         found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
         assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_a_user_without_a_home_folder(simfbo, monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", "SIMFBO_DATA_DIR", "FLWR_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert compile_cache.cache_folder() is None
+    monkeypatch.setenv("HOME", os.devnull)  # nothing can be written to it
+    assert compile_cache.cache_folder() is None
+    monkeypatch.delenv("HOME")
+    code, _, err = simfbo("data")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "SIMFBO_DATA_DIR" in err
+    assert simfbo("flower", "down") == (
+        0,
+        f"Nothing is running in {Path('federation').resolve()}.\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize("name", ["déjà €", os.fsdecode(b"\xff\xfe")])
+def test_names_of_any_bytes(name, monkeypatch):
+    def simfbo(*words):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        return main.main(words)
+
+    Path(name).mkdir()
+    Path(name, "my.toml").write_text("rounds = 2\n[task]\nname = 'quadratic'\nclients = 3\n")
+    given = ("--config", f"{name}/my.toml", "--track", "csv", "--json")
+    assert simfbo("run", *given, "--output", f"{name}/it") == 0
+    assert simfbo("run", "--resume", f"{name}/it") == 0
+    assert simfbo("report", f"{name}/it", "--output", f"{name}/report") == 0
+    assert simfbo("data", "--data-dir", f"{name}/data") == 0
+    assert {path.name for path in Path().iterdir()} == {name}

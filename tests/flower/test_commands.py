@@ -57,6 +57,24 @@ def test_processes_use_tls_node_keys_and_a_secret(tmp_path):
     assert list(joined) == ["node-2", "node-2-exec"]
 
 
+def test_down_beside_a_process_whose_command_is_not_utf8(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", "input()", b"\xff"], stdin=subprocess.PIPE)
+    try:
+        assert not control.down(tmp_path)
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    assert not control.down(folder)
+    code, err = said(capsys, "new", folder / "app")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "UTF-8" in err
+    assert not folder.exists()
+
+
 def test_few_files_import_flower_and_simulation_does_not():
     source = Path(simfbo.__file__).parent
     importing = re.compile(r"^\s*(from|import) flwr", re.MULTILINE)

@@ -2,8 +2,10 @@
 
 import argparse
 import importlib
+import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,17 @@ def _command(
 ) -> argparse.ArgumentParser:
     """Return the parser of one command."""
     parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    parser.set_defaults(command=function)
+    parser.set_defaults(command=partial(_with_home, function))
     parser.add_argument("--folder", type=Path, default=Path("federation"), metavar="DIR",
                         help="folder of the federation (default: federation)")  # fmt: skip
     return parser
+
+
+def _with_home(function: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command; a user without a home folder keeps Flower's files in the federation's."""
+    if not Path(os.path.expanduser("~")).is_absolute():
+        os.environ.setdefault("FLWR_HOME", str(options.folder.absolute() / "flwr"))
+    return function(options)
 
 
 def _add_new(parser: argparse.ArgumentParser) -> None:

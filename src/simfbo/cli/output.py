@@ -40,12 +40,13 @@ def prepare() -> None:
 
 def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     """Return what stands for characters that an encoding lacks, and where these end."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start]
-    if "\udc80" <= text <= "\udcff":  # how Python reads a file name that is not in this encoding
-        return bytes([ord(text) - 0xDC00]), error.start + 1
-    return _ASCII.get(text) or text.encode("ascii", "backslashreplace").decode(), error.start + 1
+    if isinstance(error, UnicodeEncodeError):
+        text = error.object[error.start]
+        if "\udc80" <= text <= "\udcff":  # how Python reads a file name of other bytes
+            return bytes([ord(text) - 0xDC00]), error.start + 1
+        if text in _ASCII:
+            return _ASCII[text], error.start + 1
+    return codecs.backslashreplace_errors(error)
 
 
 @contextlib.contextmanager

@@ -32,9 +32,9 @@ class Found(NamedTuple):
 def root(data_dir: Path | None) -> Path:
     """Return the data folder: the argument, SIMFBO_DATA_DIR or the user's cache folder."""
     override = data_dir or os.environ.get("SIMFBO_DATA_DIR")
-    if override:
-        return Path(override).expanduser()
     try:
+        if override:
+            return Path(override).expanduser()
         return Path(require("platformdirs", "cli").user_cache_dir("simfbo", appauthor=False))
     except RuntimeError:
         raise UserError(

@@ -94,6 +94,9 @@ def create(folder: Path, kind: str) -> list[str]:
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name, or delete it.")
     data = folder.resolve() / "data"
+    if not _is_text(str(data)):
+        raise UserError("An app's configuration holds UTF-8 only, and the path of this folder is "
+                        "none: choose another folder.")  # fmt: skip
     # A text in JSON is one in TOML.
     path = json.dumps(str(data), ensure_ascii=False)
     words = {**chosen.words, "name": name, "data": path}
@@ -105,6 +108,14 @@ def create(folder: Path, kind: str) -> list[str]:
     except OSError as error:
         raise UserError(f"Cannot write to {folder}: {error.strerror}.") from None
     return sorted(files)
+
+
+def _is_text(path: str) -> bool:
+    """Return whether a path can be written as UTF-8."""
+    try:
+        return bool(path.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _files(kind: Kind, words: dict[str, str]) -> dict[str, str]:

@@ -161,7 +161,7 @@ def _orphans(layout: Layout) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             pid = int(entry.parent.name)
-            ours = f"FLWR_HOME={layout.home}".encode() in entry.read_bytes().split(b"\0")
+            ours = os.fsencode(f"FLWR_HOME={layout.home}") in entry.read_bytes().split(b"\0")
             command = " ".join(_command_line(pid) or [])
             if ours and re.search(r"flower-super|flwr-|simfbo\.flower\.ops", command):
                 found.add(os.getpgid(pid))
@@ -174,7 +174,7 @@ def _command_line(pid: int) -> list[str] | None:
     """Return a process's command; None on systems without /proc."""
     if not Path("/proc/self/cmdline").exists():
         return None
-    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").split("\0")
 
 
 if __name__ == "__main__":
