@@ -24,13 +24,14 @@ from simfbo.algorithms import (
 )
 from simfbo.core import aggregation
 from simfbo.core.codecs import Codecs, top_k
-from simfbo.core.local_work import fixed
+from simfbo.core.local_work import coefficients, effective, fixed, momentum, proximal, sgd
 from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, without_replacement
 from simfbo.engines import cost
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]
+RULES = [sgd(), momentum(0.5), coefficients([0.5, 2.0, 1.0]), proximal(0.2), sgd()]
 WEIGHTS = np.arange(1, 6) / 15
 Q = random_quadratic(5, 3, 4, seed=1)
 TASK = Q.task(np.arange(1, 6))
@@ -50,24 +51,27 @@ def direction(i, z):
 
 
 def path(i, z, h, own=None):
-    """Return the mean direction of a client's corrected path."""
-    at, total = z, 0
-    for _ in range(TAUS[i]):
+    """Return the weighted mean direction of a client's corrected path."""
+    keep, m, steps = RULES[i]
+    at, speed, total, a = z, 0, 0, effective(RULES[i], TAUS[i])
+    for k in range(TAUS[i]):
         d = direction(i, at)
-        at = at - ETA * (d - (direction(i, z) if own is None else own) + h)
-        total = total + d
-    return total / TAUS[i]
+        correct = d - (direction(i, z) if own is None else own) + h
+        speed = m * speed + (steps[k] if steps else 1.0) * correct
+        at = z + keep * (at - z) - ETA * speed
+        total = total + a[k] * d
+    return total / a.sum()
 
 
-def rounds(algorithm, cohorts):
-    """Return x, y, v after a round with each of the cohorts."""
+def rounds(algorithm, cohorts, rules=sgd()):
+    """Return the state after a round with each of the cohorts, and the federation."""
     drawn = iter(cohorts)
 
     def sample(key, p):
         ids = np.array(next(drawn))
         return Cohort(ids, p[ids] * 5 / len(ids))
 
-    federation = SimulatedFederation(TASK.data, sample, fixed(TAUS))
+    federation = SimulatedFederation(TASK.data, sample, fixed(TAUS, rules))
     federation.remember(algorithm, TASK.x0, TASK.y0)
     state = algorithm.init(TASK.x0, TASK.y0)
     for k in range(len(cohorts)):
@@ -84,6 +88,7 @@ def mean_of(ids, values):
 
 
 RHO = WEIGHTS @ TAUS
+OWN_RHO = WEIGHTS @ [effective(*client).sum() for client in zip(RULES, TAUS, strict=True)]
 
 
 @pytest.mark.parametrize("theta", [1.0, 0.3])
@@ -91,8 +96,8 @@ def test_mimefbo_is_its_equations(theta):
     z, h = np.zeros(11), np.zeros(11)
     for ids in COHORTS:
         m = mean_of(ids, [path(i, z, h) for i in ids])
-        z, h = z - RHO * GAMMA * m, (1 - theta) * h + theta * m
-    state, _ = rounds(mimefbo(TASK.problem, LOCAL, SERVER, theta=theta), COHORTS)
+        z, h = z - OWN_RHO * GAMMA * m, (1 - theta) * h + theta * m
+    state, _ = rounds(mimefbo(TASK.problem, LOCAL, SERVER, theta=theta), COHORTS, RULES)
     np.testing.assert_allclose(variables(state), z, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(np.concatenate(state.h), h, rtol=1e-12, atol=1e-12)
 
@@ -104,8 +109,10 @@ def test_mimefbo_with_storm_is_its_equations():
         old = 1 - theta if k else 0.0
         sent = [path(i, z, h) - old * direction(i, before) for i in ids]
         h = old * h + mean_of(ids, sent)
-        before, z = z, z - RHO * GAMMA * h
-    state, _ = rounds(mimefbo(TASK.problem, LOCAL, SERVER, control="storm", theta=theta), COHORTS)
+        before, z = z, z - OWN_RHO * GAMMA * h
+    state, _ = rounds(
+        mimefbo(TASK.problem, LOCAL, SERVER, control="storm", theta=theta), COHORTS, RULES
+    )
     np.testing.assert_allclose(variables(state), z, rtol=1e-12, atol=1e-12)
 
 
@@ -117,8 +124,10 @@ def test_mimefbo_with_memory_is_scaffold():
         m = h + mean_of(ids, [found[i] - c[i] for i in ids])
         for i in ids:
             c[i] = found[i]
-        z = z - RHO * GAMMA * m
-    state, federation = rounds(mimefbo(TASK.problem, LOCAL, SERVER, control="memory"), COHORTS)
+        z = z - OWN_RHO * GAMMA * m
+    state, federation = rounds(
+        mimefbo(TASK.problem, LOCAL, SERVER, control="memory"), COHORTS, RULES
+    )
     np.testing.assert_allclose(variables(state), z, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(np.concatenate(state.h), WEIGHTS @ c, rtol=1e-12, atol=1e-12)
     kept = np.concatenate(federation.client_memory, axis=1)

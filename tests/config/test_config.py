@@ -5,10 +5,12 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from simfbo.cli import arguments
 from simfbo.cli.main import build_parser
+from simfbo.config.build import _local_work
 from simfbo.config.files import as_toml, parse_override
 from simfbo.config.run import RunConfig, load
 from simfbo.errors import UserError
@@ -140,6 +142,22 @@ def test_tau_flag_wins_over_a_range_in_the_file(tmp_path):
     file.write_text('[task]\nname = "quadratic"\n[local_work]\nlow = 2\nhigh = 9\n')
     work = configuration("--config", str(file), "--tau", "3").local_work
     assert (work.tau, work.low, work.high) == (3, None, None)
+
+
+def test_local_rules(tmp_path):
+    """As a flag and in a file, where they reach the plan; one rule is for all clients."""
+    flag = configuration("quadratic", "--clients", "4", "--tau", "3", "--rules",
+                         "sgd,momentum:0.5,proximal:0.5,coefficients:1:2:3")  # fmt: skip
+    file = tmp_path / "my.toml"
+    file.write_text(as_toml(flag))
+    for config in (flag, configuration("--config", str(file))):
+        plan = _local_work(config.local_work, 0)(jax.random.key(0), 4)
+        assert plan.norm.tolist() == [3.0, 4.25, 1.75, 6.0]
+    alone = configuration("quadratic", "--tau", "2", "--rules", "momentum:0.5").local_work
+    assert _local_work(alone, 0)(jax.random.key(0), 3).norm.tolist() == [2.5] * 3
+    some = configuration("quadratic", "--rules", "sgd,momentum:0.5", "--tau", "2", "--set",
+                         "local_work.rules_every_round=true").local_work  # fmt: skip
+    assert set(_local_work(some, 0)(jax.random.key(0), 50).norm.tolist()) == {2.0, 2.5}
 
 
 @pytest.mark.parametrize("text", ["a", "1..", "1..2..3", "1,b"])
@@ -281,6 +299,18 @@ def test_none_and_full_stand_for_what_toml_cannot_say():
         ({"local_work.every_round": True}, "every_round needs low and high"),
         ({"local_work.optimiser": "momentum"}, "need a strength above 0"),
         ({"local_work.strength": 0.5}, "sgd takes none"),
+        ({"local_work.rules": ["momentum:1.5"]}, "'local_work.rules.0' is invalid: write sgd, "),
+        ({"local_work.rules": ["sgd", "sgd:1"]}, "'local_work.rules.1' is invalid: write sgd, "),
+        ({"local_work.rules": ["adam"]}, r"one per step\), got 'adam'\."),
+        ({"local_work.rules_every_round": True}, "rules_every_round needs rules to draw from"),
+        (
+            {
+                "local_work.rules": ["sgd"],
+                "local_work.optimiser": "momentum",
+                "local_work.strength": 0.5,
+            },
+            "either rules or optimiser and strength, not both",
+        ),
         ({"sampling.kind": "everyone", "sampling.size": 3}, "so omit size"),
         ({"algorithm.local": 3}, "'algorithm.local' should be a table of settings"),
         ({"seed": 2**32}, "'seed' should be less than 4294967296"),

@@ -35,7 +35,7 @@ def shaped(
     bare=2,
     unknown=None,
     # What a file cannot hold, or a model cannot have as a field, keeps its default:
-    rule: Callable[[float], float] = abs,
+    transform: Callable[[float], float] = abs,
     pair: tuple[int, int] = (1, 2),
     file: Path = Path("x"),
     name="free",
@@ -81,8 +81,8 @@ def test_a_field_per_parameter():
         ({"sizes": [1, "x"]}, "'algorithm.sizes.1' should be a valid integer, got 'x'."),
         ({"steps": {"z": 1.0}}, "Unknown setting 'algorithm.steps.z'."),
         ({"counts": 1}, "Unknown setting 'algorithm.counts'. Did you mean 'algorithm.count'?"),
-        ({"rule": 1}, "Unknown setting 'algorithm.rule'. The settings in 'algorithm' are bare, "
-         "count, flag, kind, old, radius, rate, share, sizes, sloppy, steps, unknown."),
+        ({"transform": 1}, "Unknown setting 'algorithm.transform'. The settings in 'algorithm' are "
+         "bare, count, flag, kind, old, radius, rate, share, sizes, sloppy, steps, unknown."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(given, sentence):

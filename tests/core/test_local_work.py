@@ -9,6 +9,7 @@ import pytest
 from simfbo.algorithms._common import drawn_directions, local_steps
 from simfbo.core.federation import Client
 from simfbo.core.local_work import (
+    LocalWork,
     coefficients,
     constant,
     effective,
@@ -115,6 +116,39 @@ def test_norms_of_all_lengths_are_the_sums(rule):
     np.testing.assert_allclose(plan.norm, expected, rtol=1e-12)
 
 
+def test_every_client_has_the_plan_of_its_own_rule():
+    rules = [sgd(), momentum(M), proximal(ALPHA), coefficients([0.5, 2.0])]
+    plan = fixed([3, 2, 4, 2], rules)(KEY, 4)
+    for i, (rule, tau) in enumerate(zip(rules, plan.tau.tolist(), strict=True)):
+        alone = constant(tau, rule)(KEY, 1)[0]
+        np.testing.assert_array_equal(plan.norm[i], alone.norm)
+        np.testing.assert_array_equal(plan.steps[i][:tau], alone.steps)
+        assert (plan.keep[i], plan.momentum[i]) == rule[:2]
+    assert not plan.plain
+    plain = constant(3, [sgd()] * 4)(KEY, 4)
+    assert plain.plain
+    assert plain.keep is plain.momentum is None
+
+
+def test_rules_drawn_every_round():
+    """Uniformly, by key alone, also of a list that is shorter or longer than that of clients."""
+    work = fixed([1] * 50, [sgd(), proximal(ALPHA), momentum(M)], rules_every_round=True)
+    keys = list(jax.random.split(KEY, 200))
+    drawn = np.stack([work.drawn(key, 50).rule for key in keys])
+    assert (drawn[7] == work.drawn(keys[7], 50).rule).all()
+    counts = np.bincount(drawn.ravel())
+    assert np.abs(counts - 10_000 / 3).max() < 5 * np.sqrt(10_000 * 2 / 9)
+    assert (np.diff(drawn, axis=0) != 0).any()
+
+
+def test_rules_by_a_function_of_ones_own():
+    def choose(key, n):
+        return np.arange(n) % 2
+
+    work = LocalWork(lambda key, n: np.full(n, 2), 2, [sgd(), momentum(M)], choose=choose)
+    np.testing.assert_allclose(work(KEY, 3).norm, [2, 2 + M, 2])
+
+
 def test_a_thousand_steps_can_be_planned():
     plan = fixed([1, 1000], proximal(ALPHA))(KEY, 2)
     np.testing.assert_allclose(plan.norm, [1, (1 - (1 - ALPHA) ** 1000) / ALPHA])
@@ -142,6 +176,17 @@ def test_uniform_once_or_every_round():
         (lambda: momentum(-0.1), r"\[0, 1\)"),
         (lambda: coefficients([1.0, 0.0]), "positive numbers"),
         (lambda: constant(3, coefficients([1.0])), "1 local coefficients are given for up to 3"),
+        (lambda: fixed([2, 3], [sgd(), coefficients([1, 2])])(KEY, 2), "2 local .* up to 3 steps"),
+        (lambda: fixed([1, 2], [sgd()] * 3)(KEY, 2), "3 local rules are given for 2 clients: give"),
+        (lambda: constant(1, []), "give at least one"),
+        (lambda: constant(1, "sgd"), "Local rules are such as local_work.momentum"),
+        (lambda: constant(1, 0.9), "Local rules are such as local_work.momentum"),
+        (
+            lambda: LocalWork(
+                lambda key, n: np.ones(n, int), 1, [sgd()], choose=lambda key, n: np.arange(n)
+            )(KEY, 2),
+            "one of 1 local rules",
+        ),
     ],
 )
 def test_impossible_plans_are_refused(make, sentence):

@@ -15,7 +15,7 @@ jax.config.update("jax_disable_most_optimizations", True)  # programs are small 
 
 from simfbo import Gate, Point, SimulatedFederation, run  # noqa: E402
 from simfbo.algorithms import fednest, simfbo  # noqa: E402
-from simfbo.core.local_work import uniform  # noqa: E402
+from simfbo.core.local_work import momentum, proximal, sgd, uniform  # noqa: E402
 from simfbo.core.sampling import (  # noqa: E402
     drop_out,
     with_replacement,
@@ -29,9 +29,10 @@ TWO = quadratic(clients=2, dim_x=2, dim_y=3, samples=4, noise=0.3, seed=1)
 STEPS = Point(x=0.05, y=0.2, v=0.1)
 METHOD = simfbo(TASK.problem, STEPS)
 GATHERING = fednest(TASK.problem, STEPS, 1, 2, mode="as_released")
+RULES = [sgd(), momentum(0.5), proximal(0.2)] * 3 + [momentum(0.9)] * 2
 CASES = {
     "everyone": (METHOD, TASK, {}),
-    "minibatches": (METHOD, DRAWN, {"local_work": uniform(1, 3)}),
+    "minibatches": (METHOD, DRAWN, {"local_work": uniform(1, 3, RULES)}),
     "sampled": (METHOD, TASK, {"sampler": without_replacement(5), "chunk": 1}),
     "replaced": (METHOD, DRAWN, {"sampler": with_replacement(6)}),
     "gathered": (GATHERING, TASK, {"chunk": 2}),

@@ -21,7 +21,16 @@ from simfbo import (
 from simfbo.algorithms import simfbo
 from simfbo.core.federation import Algorithm
 from simfbo.core.keys import Purpose, host_rng, keyed
-from simfbo.core.local_work import LocalWork, constant, fixed, momentum, uniform
+from simfbo.core.local_work import (
+    LocalWork,
+    coefficients,
+    constant,
+    fixed,
+    momentum,
+    proximal,
+    sgd,
+    uniform,
+)
 from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, drop_out, everyone, with_replacement, without_replacement
 from simfbo.engines import blocks
@@ -50,13 +59,22 @@ METHODS = {
 WORLDS = {
     "everyone": {"detect_anomalies": True},
     "sampled": {"sampler": without_replacement(3), "local_work": uniform(1, 3, every_round=True)},
-    "replaced": {"sampler": with_replacement(4), "local_work": constant(2, momentum(0.5))},
+    "replaced": {
+        "sampler": with_replacement(4),
+        "local_work": constant(2, [sgd(), momentum(0.5), proximal(0.2)], rules_every_round=True),
+    },
     "faulty": {
         "local_work": fixed([1, 2, 3, 1, 2, 3]),
         "absence": drop_out(0.3),
         "detect_anomalies": True,
     },
-    "robust": {"aggregators": Point(*[aggregation.median()] * 3), "gate": Gate(max_norm=2.0)},
+    "robust": {
+        "aggregators": Point(*[aggregation.median()] * 3),
+        "gate": Gate(max_norm=2.0),
+        "local_work": fixed(
+            [1, 2, 3, 1, 2, 3], [sgd(), momentum(0.5), coefficients([2, 1, 3])] * 2
+        ),
+    },
     "centres": {
         "aggregators": Point(
             aggregation.geometric_median(), aggregation.centred_clipping(), aggregation.median()

@@ -10,7 +10,7 @@ import pytest
 
 from simfbo import Gate, PerClient, Point, SimulatedFederation
 from simfbo.core.data import from_clients
-from simfbo.core.local_work import constant, fixed, momentum
+from simfbo.core.local_work import constant, effective, fixed, momentum, proximal, sgd
 from simfbo.core.sampling import without_replacement
 from simfbo.engines.compile_cache import PROGRAMS, ProgramCache
 
@@ -65,6 +65,16 @@ def test_one_federations_programs_serve_others_of_the_same_shapes(made):
     )
     found = ask(other, step, 2.0, Point(0.0, 0.5, 0.0), jax.random.key(1))
     np.testing.assert_allclose(found, (5 / 4 + 6 / 2) * 3 / 2, rtol=1e-14)
+    assert made.names == ["step"]
+
+
+def test_one_program_serves_clients_with_any_local_rules(made):
+    step, rules = new_step(), [sgd(), momentum(0.5), proximal(0.5)]
+    for given in (rules, rules[::-1], [momentum(0.9), proximal(0.1), proximal(0.2)]):
+        federation = SimulatedFederation(clients(1, 2, 3), local_work=constant(2, given))
+        norms = [effective(rule, 2).sum() for rule in given]
+        expected = np.mean(norms * (1 + 0.2 * np.arange(1, 4)))
+        np.testing.assert_allclose(ask(federation, step), expected, rtol=1e-14)
     assert made.names == ["step"]
 
 

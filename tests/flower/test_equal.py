@@ -35,6 +35,7 @@ METHODS = ("simfbo", "shrofbo", "fednest", "fedmbo", "lfednest", "aggitd", "fedb
 FORMS = ("simfbo", "fednest", "memfbo", "fedmbo", "fedbioacc")
 SLOW = pytest.mark.slow
 TAUS = [1, 4, 2, 3, 1, 5]
+RULES = [local_work.sgd(), local_work.momentum(0.5), local_work.proximal(0.2)] * 2
 
 
 def two_of_each_half(key, p):
@@ -49,9 +50,9 @@ def method(name, steps=STEPS):
 
 
 def rules_for(algorithm, **changes):
-    takes_momentum = algorithm.name in ("SimFBO", "ShroFBO", "MemFBO")
-    rule = local_work.momentum(0.5) if takes_momentum else local_work.sgd()
-    usual = {"sampler": two_of_each_half, "local_work": local_work.fixed(TAUS, rule)}
+    takes_any = algorithm.name in ("SimFBO", "ShroFBO", "MemFBO")
+    rules = RULES if takes_any else local_work.sgd()
+    usual = {"sampler": two_of_each_half, "local_work": local_work.fixed(TAUS, rules)}
     return usual | changes
 
 

@@ -109,7 +109,7 @@ def test_other_numbers_of_the_algorithm(tmp_path, then, now, sentence):
     [
         ({"sampler": without_replacement(2)}, "sampler sample, now"),
         ({"local_work": fixed([1, 2, 1])}, "local_work.draw"),
-        ({"local_work": constant(1, momentum(0.5))}, "local_work.rule.momentum 0.0, now 0.5"),
+        ({"local_work": constant(1, momentum(0.5))}, "local_work.rules.momentum 0.0, now 0.5"),
         ({"gate": Gate(max_norm=3.0)}, "gate.max_norm None, now 3.0"),
         ({"aggregators": Point(y=trimmed_mean(0.2))}, "aggregators.y None, now"),
     ],

@@ -15,7 +15,7 @@ from simfbo.algorithms import simfbo
 from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
-from simfbo.core.local_work import uniform
+from simfbo.core.local_work import momentum, proximal, sgd, uniform
 from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.engines.base import Engine
@@ -54,9 +54,15 @@ class MadeUp(Engine):
         return jax.tree.map(reply, like), exchange
 
 
+ALIKE = uniform(1, 3)
+DIFFERENT = uniform(1, 3, [sgd(), momentum(0.5), proximal(0.2)], rules_every_round=True)
 FEDERATIONS = {
-    engine: engine(TASK.data, without_replacement(3), uniform(1, 3), absence=drop_out(0.2))
-    for engine in (SimulatedFederation, DebugFederation, MadeUp)
+    engine: engine(TASK.data, without_replacement(3), work, absence=drop_out(0.2))
+    for engine, work in (
+        (SimulatedFederation, DIFFERENT),
+        (DebugFederation, ALIKE),
+        (MadeUp, ALIKE),
+    )
 }
 
 

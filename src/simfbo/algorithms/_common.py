@@ -13,7 +13,7 @@ from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.keys import Purpose, host_rng
-from simfbo.core.local_work import sgd
+from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import (
     BilevelProblem,
     Point,
@@ -119,9 +119,27 @@ def drawn_directions(problem: BilevelProblem, independent_batches: bool = False)
     return independent if independent_batches else shared
 
 
+def accumulate(plan: LocalPlan, k: Scalar, d: PyTree, speed: PyTree) -> PyTree:
+    """Return c_k d with the client's momentum: what its local rule adds to q in step k.
+
+    Args:
+        plan: of the client.
+        k: the step.
+        d: the direction.
+        speed: what this returned in the step before; zero at first.
+    """
+    change = trees.scale(jnp.asarray(plan.steps)[k], d)
+    return change if plan.momentum is None else trees.add_scaled(change, plan.momentum, speed)
+
+
+def kept(plan: LocalPlan, q: PyTree) -> PyTree:
+    """Return the part of q that the client's local rule keeps at each step."""
+    return q if plan.keep is None else trees.scale(plan.keep, q)
+
+
 def local_steps(draw: Draw, start: Point[PyTree], client: Client) -> Point[PyTree]:
     """Take tau_i local steps and return q = sum_k a_k d_k, the weighted sum of the directions."""
-    plan, rule, sizes = client.plan, client.plan.rule, jnp.asarray(client.plan.steps)
+    plan = client.plan
 
     def moved(q: Point[PyTree]) -> Point[PyTree]:
         parts = zip(start, client.eta, q, strict=True)
@@ -131,15 +149,11 @@ def local_steps(draw: Draw, start: Point[PyTree], client: Client) -> Point[PyTre
         k: Scalar, carry: tuple[Point[PyTree], PyTree], at: Point[PyTree]
     ) -> tuple[Point[PyTree], PyTree]:
         q, speed = carry
-        d = draw(at, client, jax.random.fold_in(client.key, k))
-        change = trees.scale(sizes[k], d)
-        if rule.momentum:
-            speed = change = trees.add_scaled(change, rule.momentum, speed)
-        kept = q if rule.keep == 1.0 else trees.scale(rule.keep, q)
-        return trees.add(kept, change), speed
+        change = accumulate(plan, k, draw(at, client, jax.random.fold_in(client.key, k)), speed)
+        return trees.add(kept(plan, q), change), () if plan.momentum is None else change
 
     zero = trees.zeros_like(start)
-    carry = (zero, zero if rule.momentum else ())
+    carry = zero, () if plan.momentum is None else zero
     if plan.steps.shape[-1] == 1:
         return step(0, carry, start)[0]
     return jax.lax.fori_loop(0, plan.tau, lambda k, carry: step(k, carry, moved(carry[0])), carry)[
@@ -318,10 +332,10 @@ def require_radius(radius: float | None) -> None:
 
 def require_plain(client: Client) -> None:
     """Raise unless the client's local optimiser is plain gradient steps."""
-    if client.plan.rule != sgd():
+    if not client.plan.plain:
         raise UserError(
             "This method takes plain local steps: local momentum, proximal terms and coefficients "
-            "work with SimFBO, ShroFBO and MemFBO."
+            "work with SimFBO, ShroFBO, MimeFBO and MemFBO."
         )
 
 

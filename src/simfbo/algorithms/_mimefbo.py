@@ -16,9 +16,10 @@ from simfbo.algorithms._common import (
     Draw,
     Server,
     State,
+    accumulate,
     add_scaled,
     drawn_directions,
-    require_plain,
+    kept,
     scale,
     server_side,
 )
@@ -80,6 +81,7 @@ def mimefbo(
 
         z_i -= eta [D_i(z_i; xi) - D_i(z; xi) + h],     m_i = mean of D_i(z_i; xi) over the steps
 
+    by its local rule, with the weights a_k of that rule in the mean,
     and the server moves along m = sum_C p~_i m_i, with rho gamma as step sizes (see `shrofbo`).
     At the solution h is zero and the two D_i cancel, so that clients stand still and m is zero.
 
@@ -128,9 +130,9 @@ def mimefbo(
         previous = Point(*state.base[:3]) if control == "storm" else ()
         return MimeState(base, h, previous, state.norm_sum + norm, state.norm_count + 1)
 
-    kept = "What clients remember is from when they last took part, also where all are the same."
+    stale = "What clients remember is from when they last took part, also where all are the same."
     return Algorithm(
-        "MimeFBO", init, round, (mimefbo_step,), {"identical clients": kept} if own else {},
+        "MimeFBO", init, round, (mimefbo_step,), {"identical clients": stale} if own else {},
         residuals={"mimefbo_step": "xyv"} if control == "mean" else {},  # the others send changes
         memory=_memory if own else None, exact_sums=own,
     )  # fmt: skip
@@ -170,37 +172,43 @@ def _memory(x0: PyTree, y0: PyTree) -> Point[PyTree]:
 def _path(
     draw: Draw, z: Point[PyTree], h: Point[PyTree], client: Client, own: Point[PyTree] | None
 ) -> Point[PyTree]:
-    """Return the mean of D_i over tau_i corrected steps from z.
+    """Return the mean of D_i, weighted with a_k / ||a||_1, over tau_i corrected steps from z.
 
     Args:
         draw: D_i on a batch.
         z: the start.
         h: the cohort's direction.
-        client: its batches, step sizes and number of steps.
+        client: its batches, step sizes and local work.
         own: the client's own direction, to be replaced by h; None for D_i(z) on the step's batch.
     """
-    require_plain(client)
+    plan = client.plan
 
     def at(k: Scalar, z: Point[PyTree]) -> Point[PyTree]:
         return draw(z, client, jax.random.fold_in(client.key, k))
 
-    def moved(change: Point[PyTree], d: Point[PyTree], base: Point[PyTree]) -> Point[PyTree]:
-        correct = trees.add(trees.subtract(d, base), h)
-        parts = zip(change, client.eta, correct, strict=True)
+    def moved(change: Point[PyTree], d: Point[PyTree]) -> Point[PyTree]:
+        parts = zip(kept(plan, change), client.eta, d, strict=True)
         return Point(*(trees.add_scaled(part, -size, d) for part, size, d in parts))
 
-    def step(k: Scalar, carry: tuple[Point[PyTree], Point[PyTree]]) -> PyTree:
-        total, change = carry
-        d = at(k, trees.add(z, change))
-        base = at(k, z) if own is None else own
-        return trees.add(total, d), moved(change, d, base)
+    def step(k: Scalar, carry: Any, d: Point[PyTree], base: Point[PyTree]) -> Any:
+        """Follow the local rule twice: with d for what is sent, with its correction for z_i."""
+        total, change, speed = carry
+        both = d, trees.add(trees.subtract(d, base), h)
+        sent, walked = speed = accumulate(plan, k, both, speed)
+        memory = () if plan.momentum is None else speed
+        return trees.add(kept(plan, total), sent), moved(change, walked), memory
 
-    first = at(0, z)
-    if client.plan.steps.shape[-1] == 1:
+    def next_step(k: Scalar, carry: Any) -> Any:
+        d = at(k, trees.add(z, carry[1]))
+        return step(k, carry, d, at(k, z) if own is None else own)
+
+    first, zero = at(0, z), trees.zeros_like(z)
+    if plan.steps.shape[-1] == 1:
         return first
-    begun = first, moved(trees.zeros_like(z), first, first if own is None else own)
-    total, _ = jax.lax.fori_loop(1, client.plan.tau, step, begun)
-    return trees.scale(1 / jnp.asarray(client.plan.tau, float), total)
+    nothing = zero, zero, () if plan.momentum is None else (zero, zero)
+    begun = step(0, nothing, first, first if own is None else own)
+    total, *_ = jax.lax.fori_loop(1, plan.tau, next_step, begun)
+    return trees.scale(1 / jnp.asarray(plan.norm, float), total)
 
 
 @once_per_problem

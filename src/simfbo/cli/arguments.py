@@ -164,6 +164,8 @@ def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None
         help="clients per exchange (default 10; everyone for practical tasks)")  # fmt: skip
     add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
         "list such as 1,2,3")  # fmt: skip
+    add("--rules", metavar="R", help="local optimisers: sgd, momentum:0.9, proximal:0.1 or "
+        "coefficients:1:0.5, one for all clients or a list with one for each")  # fmt: skip
     add("--rounds", type=whole, metavar="T", help="iterations (default 500)")
     add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
@@ -225,6 +227,7 @@ def overrides(options: argparse.Namespace) -> Json:
         if getattr(options, flag, None) is not None
     }
     found |= local_steps(options.tau) if options.tau is not None else {}
+    found |= {} if options.rules is None else {"local_work.rules": options.rules.split(",")}
     found |= dict(map(parse_override, options.set))
     if not options.config and "task.name" not in found:
         raise UserError(f"Name a task ({any_of(TASKS.names())}), or give --config FILE.")

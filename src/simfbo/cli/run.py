@@ -293,7 +293,8 @@ def _warn_of_unequal_work(built: "Built") -> None:
 
     config, federation = built.config, built.federation
     method = METHODS.find(config.algorithm.name)
-    if not method.adds_up_work or config.local_work.every_round:
+    work = config.local_work
+    if not method.adds_up_work or work.every_round or work.rules_every_round:
         return
     norms = federation.local_work(jax.random.key(config.seed), federation.n).norm
     if warning := work_warning(federation.data.p, norms, method.title):

@@ -12,7 +12,14 @@ from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta, with_
 from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
-from simfbo.config.fields import LocalAndServer, LowerStep, MethodSettings, StepSizes, TwoStepSizes
+from simfbo.config.fields import (
+    LocalAndServer,
+    LowerStep,
+    MethodSettings,
+    StepSizes,
+    TwoStepSizes,
+    local_rule,
+)
 from simfbo.config.run import LocalWorkConfig, RunConfig
 from simfbo.config.safety import AggregationConfig, PrivacyConfig
 from simfbo.core import aggregation, codecs, local_work, sampling
@@ -282,15 +289,23 @@ def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
 
 def _local_work(config: LocalWorkConfig, seed: int) -> local_work.LocalWork:
     """Return the plan of local steps."""
-    rules = {
-        "sgd": lambda strength: local_work.sgd(),
-        "proximal": local_work.proximal,
-        "momentum": local_work.momentum,
-    }
-    rule = rules[config.optimiser](config.strength)
+    given = [_local_rule(*local_rule(text)) for text in config.rules]
+    numbers = [] if config.optimiser == "sgd" else [config.strength]
+    given = given or [_local_rule(config.optimiser, numbers)]
+    rules, again = given[0] if len(given) == 1 else given, config.rules_every_round
     if config.low is not None and config.high is not None:
         every = config.every_round
-        return local_work.uniform(config.low, config.high, rule, every_round=every, seed=seed)
+        return local_work.uniform(config.low, config.high, rules, every_round=every, seed=seed,
+                                  rules_every_round=again)  # fmt: skip
     if isinstance(config.tau, list):
-        return local_work.fixed(config.tau, rule)
-    return local_work.constant(config.tau, rule)
+        return local_work.fixed(config.tau, rules, rules_every_round=again)
+    return local_work.constant(config.tau, rules, rules_every_round=again)
+
+
+def _local_rule(name: str, numbers: list[float]) -> local_work.LocalRule:
+    """Return the local rule of a name."""
+    if name == "coefficients":
+        return local_work.coefficients(numbers)
+    rules = {"sgd": local_work.sgd, "momentum": local_work.momentum,
+             "proximal": local_work.proximal}  # fmt: skip
+    return rules[name](*numbers)

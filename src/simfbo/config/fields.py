@@ -2,7 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
@@ -14,6 +21,37 @@ Clients = Annotated[int, Field(gt=0, le=1_000_000)]
 Folds = Annotated[int, Field(ge=2, le=100)]
 # TOML has no null: "none" and "full" stand for it where a value may be missing.
 Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
+
+
+def local_rule(text: str) -> tuple[str, list[float]]:
+    """Return the name and the numbers of a local rule.
+
+    Example:
+        >>> local_rule("momentum:0.9")
+        ('momentum', [0.9])
+    """
+    name, *rest = text.split(":")
+    try:
+        numbers = [float(part) for part in rest]
+    except ValueError:
+        numbers = []
+    share = len(numbers) == 1 and 0 < numbers[0] < 1
+    positive = len(numbers) > 0 and all(0 < number < float("inf") for number in numbers)
+    fits = {"sgd": not rest, "momentum": share, "proximal": share, "coefficients": positive}
+    if not fits.get(name, False):
+        raise ValueError(
+            "write sgd, momentum:0.9, proximal:0.1 (numbers between 0 and 1) or "
+            "coefficients:1:0.5 (positive numbers, one per step)"
+        )
+    return name, numbers
+
+
+def _checked_rule(text: str) -> str:
+    local_rule(text)
+    return text
+
+
+LocalRuleText = Annotated[str, AfterValidator(_checked_rule)]
 LARGEST = 10**9  # numbers in an array: eight gigabytes
 
 

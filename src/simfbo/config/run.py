@@ -24,6 +24,7 @@ from simfbo.config.fields import (
     LARGEST,
     Clients,
     Count,
+    LocalRuleText,
     MethodSettings,
     StepSizes,
     Strict,
@@ -65,7 +66,10 @@ class SamplingConfig(Strict):
 
 
 class LocalWorkConfig(Strict):
-    """How much each client does: `tau`, or `low` and `high` for a uniform draw."""
+    """How much each client does: `tau`, or `low` and `high` for a uniform draw.
+
+    All clients have the same local `optimiser`, or each its own, as `rules` lists them.
+    """
 
     tau: Annotated[
         Annotated[LocalSteps, Tag("all")] | Annotated[list[LocalSteps], Tag("each")],
@@ -76,6 +80,8 @@ class LocalWorkConfig(Strict):
     every_round: bool = False
     optimiser: Literal["sgd", "proximal", "momentum"] = "sgd"
     strength: Fraction = 0.0
+    rules: list[LocalRuleText] = Field(default=[])
+    rules_every_round: bool = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> "LocalWorkConfig":
@@ -87,6 +93,10 @@ class LocalWorkConfig(Strict):
             raise ValueError("every_round needs low and high to draw between")
         if (self.optimiser == "sgd") != (self.strength == 0):
             raise ValueError("proximal and momentum need a strength above 0, sgd takes none")
+        if self.rules and self.optimiser != "sgd":
+            raise ValueError("give either rules or optimiser and strength, not both")
+        if self.rules_every_round and not self.rules:
+            raise ValueError("rules_every_round needs rules to draw from")
         return self
 
     def most(self) -> int:

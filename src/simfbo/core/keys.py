@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     TRUSTED_ROWS = 19
     DROP_OUT = 20
     NETWORKS = 21
+    LOCAL_RULES = 22
     # Folded into keys, where no client and no step has such a number:
     NOISE = 2**31 + 11
     CODED_UP = 2**31 + 12

@@ -1,6 +1,7 @@
-"""Local work: how many steps tau_i each client takes, and how each step is weighted.
+"""Local work: how many steps tau_i each client takes, and by which rule.
 
-A client's steps follow a linear recursion. With direction d_k at step k and coefficient c_k,
+A rule is a local optimiser; clients may follow different ones. A client's steps follow a linear
+recursion. With direction d_k at step k and coefficient c_k,
 
     m <- momentum * m + c_k d_k,     q <- keep * q + m,     iterate = start - eta * q
 
@@ -17,11 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core import keys
@@ -92,7 +92,9 @@ def coefficients(steps: Sequence[float]) -> LocalRule:
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["tau", "steps", "norm"], meta_fields=["rule"]
+    jax.tree_util.register_dataclass,
+    data_fields=["tau", "steps", "norm", "keep", "momentum"],
+    meta_fields=["plain"],
 )
 @dataclass(frozen=True)
 class LocalPlan:
@@ -102,16 +104,86 @@ class LocalPlan:
         tau: number of local steps.
         steps: c_k, zero from step tau on.
         norm: ||a||_1.
-        rule: the local optimiser.
+        keep: how much of q is kept at each step; None where every client keeps all of it.
+        momentum: the momentum within a round; None where no client has any.
+        plain: whether all clients take plain gradient steps.
     """
 
     tau: Int[Any, "*clients"]
     steps: Float[Any, "*clients most"]
     norm: Float[Any, "*clients"]
-    rule: LocalRule
+    keep: Float[Any, "*clients"] | None
+    momentum: Float[Any, "*clients"] | None
+    plain: bool
 
     def __getitem__(self, clients: Any) -> LocalPlan:
-        return LocalPlan(self.tau[clients], self.steps[clients], self.norm[clients], self.rule)
+        return jax.tree.map(lambda a: a[clients], self)
+
+
+class LocalDraw(NamedTuple):
+    """What is drawn for clients.
+
+    Attributes:
+        tau: their numbers of local steps.
+        rule: which rule each follows, as a row of a `RuleTable`.
+    """
+
+    tau: Int[Any, "*clients"]
+    rule: Int[Any, "*clients"]
+
+
+class RuleTable(NamedTuple):
+    """Different rules, a row for each; what is the same for plain steps is None.
+
+    Attributes:
+        norm: ||a||_1 of every rule for every tau from 0 to the largest.
+        steps: c_k of every rule; None where all are one.
+        keep: see `LocalRule`; None where all are one.
+        momentum: see `LocalRule`; None where all are zero.
+    """
+
+    norm: Float[Any, "rules taus"]
+    steps: Float[Any, "rules most"] | None
+    keep: Float[Any, " rules"] | None
+    momentum: Float[Any, " rules"] | None
+
+    def plan(self, draw: LocalDraw) -> LocalPlan:
+        """Return the plan for what was drawn; table and draw may both be traced."""
+        tau, rule = draw
+        taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
+        steps, keep, momentum = (None if a is None else a[rule] for a in self[1:])
+        weights = taken.astype(self.norm.dtype)
+        plain = steps is keep is momentum is None
+        steps = weights if steps is None else weights * steps
+        return LocalPlan(tau, steps, self.norm[rule, tau], keep, momentum, plain)
+
+
+@lru_cache
+def _table(rules: tuple[LocalRule, ...], tau_max: int) -> RuleTable:
+    """Return the table of different rules."""
+    steps = np.ones((len(rules), tau_max))
+    for row, rule in zip(steps, rules, strict=True):
+        row[: len(rule.steps)] = rule.steps[:tau_max]
+    norm = np.stack([_norms(*given) for given in zip(rules, steps, strict=True)])
+    keep, momentum = np.array([rule[:2] for rule in rules]).T
+    return RuleTable(
+        norm,
+        None if (steps == 1).all() else steps,
+        None if (keep == 1).all() else keep,
+        None if (momentum == 0).all() else momentum,
+    )
+
+
+def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
+    """Return ||a||_1 for every tau: q of the recursion on top, all directions being one."""
+    norms, m = [0.0], 0.0
+    for step in steps:
+        m = rule.momentum * m + step
+        norms.append(rule.keep * norms[-1] + m)
+    return np.array(norms)
+
+
+Rules = LocalRule | Sequence[LocalRule]
 
 
 @dataclass(frozen=True)
@@ -123,56 +195,100 @@ class LocalWork:
     Attributes:
         draw: (key, n) -> tau of every client; see `simfbo.sampling.keyed`.
         tau_max: the largest tau that can be drawn.
-        rule: the local optimiser.
-        assigned: whether the server assigns the tau_i, and so knows all of them in advance.
+        rules: the local optimiser of all clients, or one for each.
+        assigned: whether the server assigns the local work, and so knows all of it in advance.
             Otherwise it learns ||a_i||_1 only from the clients that reply.
+        choose: (key, n) -> which of `rules` every client follows in this exchange, as positions in
+            the list; by default client i follows the i-th.
     """
 
     draw: Callable[[jax.Array, int], np.ndarray]
     tau_max: int
-    rule: LocalRule = LocalRule()
+    rules: Rules = LocalRule()
     assigned: bool = True
+    choose: Callable[[jax.Array, int], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         if self.tau_max < 1:
             raise UserError(f"Clients take at least one local step, got {self.tau_max}.")
-        if self.rule.steps and len(self.rule.steps) < self.tau_max:
-            raise UserError(
-                f"{len(self.rule.steps)} local coefficients are given for up to {self.tau_max} "
-                "steps: give one per step."
-            )
+        rules = self._listed
+        if not rules or not all(isinstance(rule, LocalRule) for rule in rules):
+            raise UserError("Local rules are such as local_work.momentum(0.9): give at least one.")
+        if self.tau_max > (most := max(map(_most, rules))):
+            raise _too_few(most, self.tau_max)
 
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
         """Return the plan of all n clients, or of some, for the exchange of `key`."""
-        tau = np.asarray(self.draw(key, n), np.int32)[clients]
+        return self.table.plan(jax.tree.map(lambda a: a[clients], self.drawn(key, n)))
+
+    def drawn(self, key: jax.Array, n: int) -> LocalDraw:
+        """Return what is drawn for all n clients, for the exchange of `key`."""
+        tau, chosen = np.asarray(self.draw(key, n), np.int32), self._chosen(key, n)
         if tau.min() < 1 or tau.max() > self.tau_max:
             raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
-        return self.plan(tau)
+        most = self._limits[chosen]
+        if (tau > most).any():
+            raise _too_few(most[tau > most][0], tau[tau > most][0])
+        return LocalDraw(tau, self._rows[chosen])
 
-    def plan(self, tau: Int[Any, "*clients"]) -> LocalPlan:
-        """Return the plan for numbers of local steps; they may be traced."""
-        steps, norms = _tables(self.rule, self.tau_max)
-        if isinstance(tau, jax.Array):
-            steps, norms = jnp.asarray(steps, float), jnp.asarray(norms, float)
-        return LocalPlan(tau, steps[tau], norms[tau], self.rule)
+    @property
+    def draws(self) -> tuple[Callable[[jax.Array, int], np.ndarray], ...]:
+        """Return the functions that draw."""
+        return (self.draw,) if self.choose is None else (self.draw, self.choose)
+
+    @cached_property
+    def table(self) -> RuleTable:
+        """Return the different rules."""
+        return _table(tuple(dict.fromkeys(self._listed)), self.tau_max)
+
+    @property
+    def _listed(self) -> tuple[Any, ...]:
+        """Return the rules as a tuple, whatever was given."""
+        rules: Any = self.rules
+        several = isinstance(rules, Sequence) and not isinstance(rules, LocalRule)
+        return tuple(rules) if several else (rules,)
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """Return the rows of the listed rules in the table."""
+        row = {rule: row for row, rule in enumerate(dict.fromkeys(self._listed))}
+        return np.array([row[rule] for rule in self._listed], np.int32)
+
+    @cached_property
+    def _limits(self) -> np.ndarray:
+        """Return how many steps each listed rule has coefficients for."""
+        return np.array([_most(rule) for rule in self._listed])
+
+    def _chosen(self, key: jax.Array, n: int) -> np.ndarray:
+        """Return which of the rules every client follows."""
+        count = len(self._rows)
+        if self.choose is not None:
+            chosen = np.asarray(self.choose(key, n), np.int32)
+            if chosen.shape != (n,) or chosen.min() < 0 or chosen.max() >= count:
+                raise UserError(
+                    f"Choose one of {count} local rules for each of {n} clients, by positions from "
+                    f"0 to {count - 1}."
+                )
+            return chosen
+        if isinstance(self.rules, LocalRule):
+            return np.zeros(n, np.int32)
+        if count != n:
+            raise UserError(
+                f"{count} local rules are given for {n} clients: give one for each, or one rule "
+                "for all."
+            )
+        return np.arange(n, dtype=np.int32)
 
 
-@lru_cache
-def _tables(rule: LocalRule, tau_max: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return c and ||a||_1 for every tau from 0 to tau_max."""
-    taus = range(tau_max + 1)
-    full = np.asarray(rule.steps[:tau_max] or np.ones(tau_max))
-    steps = np.stack([np.where(np.arange(tau_max) < tau, full, 0.0) for tau in taus])
-    return steps, _norms(rule, full)
+def _most(rule: LocalRule) -> float:
+    """Return how many steps a rule has coefficients for."""
+    return len(rule.steps) or np.inf
 
 
-def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
-    """Return ||a||_1 for every tau: q of the recursion on top, all directions being one."""
-    norms, m = [0.0], 0.0
-    for step in steps:
-        m = rule.momentum * m + step
-        norms.append(rule.keep * norms[-1] + m)
-    return np.array(norms)
+def _too_few(given: float, steps: int) -> UserError:
+    return UserError(
+        f"{given:.0f} local coefficients are given for up to {steps} steps: give one per step."
+    )
 
 
 def effective(rule: LocalRule, tau: int) -> np.ndarray:
@@ -192,13 +308,34 @@ def effective(rule: LocalRule, tau: int) -> np.ndarray:
     )
 
 
-def constant(tau: int, rule: LocalRule = LocalRule()) -> LocalWork:
-    """Every client takes `tau` local steps."""
-    return LocalWork(keys.constant(lambda key, n: np.full(n, tau)), tau, rule)
+def constant(tau: int, rules: Rules = LocalRule(), *, rules_every_round: bool = False) -> LocalWork:
+    """Every client takes `tau` local steps; `rules` as for `fixed`."""
+    choose = _any_of(rules) if rules_every_round else None
+    draw = keys.constant(lambda key, n: np.full(n, tau))
+    return LocalWork(draw, tau, rules, choose=choose)
 
 
-def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = True) -> LocalWork:
-    """Client i takes `taus[i]` local steps in every round."""
+def fixed(
+    taus: Sequence[int],
+    rules: Rules = LocalRule(),
+    assigned: bool = True,
+    *,
+    rules_every_round: bool = False,
+) -> LocalWork:
+    """Client i takes `taus[i]` local steps in every round.
+
+    Args:
+        taus: tau of every client.
+        rules: the local optimiser of all clients, or a list with one for each.
+        assigned: see `LocalWork`.
+        rules_every_round: in every round each client draws one of `rules`, uniformly, instead of
+            following its own; the list may then have any length.
+
+    Example:
+        >>> work = fixed([1, 2, 2], rules=[sgd(), momentum(0.5), proximal(0.5)])
+        >>> work(jax.random.key(0), 3).norm.tolist()
+        [1.0, 2.5, 1.5]
+    """
     table = np.asarray(taus)
     if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
         raise UserError("Give one whole number of local steps per client, each at least 1.")
@@ -209,27 +346,30 @@ def fixed(taus: Sequence[int], rule: LocalRule = LocalRule(), assigned: bool = T
             raise UserError(f"{len(table)} numbers of local steps are given for {n} clients.")
         return table
 
-    return LocalWork(draw, int(table.max()), rule, assigned)
+    choose = _any_of(rules) if rules_every_round else None
+    return LocalWork(draw, int(table.max()), rules, assigned, choose)
 
 
 def uniform(
     low: int,
     high: int,
-    rule: LocalRule = LocalRule(),
+    rules: Rules = LocalRule(),
     *,
     every_round: bool = False,
     seed: int = 0,
     assigned: bool = True,
+    rules_every_round: bool = False,
 ) -> LocalWork:
     """Client i takes tau_i local steps, drawn uniformly from {low..high}.
 
     Args:
         low: the fewest steps.
         high: the most steps.
-        rule: the local optimiser.
+        rules: the local optimiser of all clients, or one for each; see `fixed`.
         every_round: draw tau_i again in every round; by default once per run, from `seed`.
         seed: of the draw once per run.
         assigned: see `LocalWork`.
+        rules_every_round: see `fixed`.
     """
     if not 1 <= low <= high:
         raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
@@ -243,4 +383,11 @@ def uniform(
         )
         return rng.integers(low, high + 1, n)
 
-    return LocalWork(draw, high, rule, assigned)
+    choose = _any_of(rules) if rules_every_round else None
+    return LocalWork(draw, high, rules, assigned, choose)
+
+
+def _any_of(rules: Rules) -> Callable[[jax.Array, int], np.ndarray]:
+    """Return the choice of one of the rules for every client, drawn from the key."""
+    count = 1 if isinstance(rules, LocalRule) else len(rules)
+    return keys.keyed(lambda key, n: host_rng(key, Purpose.LOCAL_RULES).integers(count, size=n))

@@ -94,8 +94,8 @@ def as_inputs(server: Server, rounds: list[list[Any]], length: int) -> list[Any]
     def needed(one: Any) -> Any:
         if not isinstance(one, Row):
             return one if server.cohort is None or not isinstance(one, Cohort) else None
-        tau = one.tau if server.tau is None else None
-        return tau, ~one.absent if server.absent is None else None
+        work = one.work if server.work is None else None
+        return work, ~one.absent if server.absent is None else None
 
     def stack(*values: Any) -> np.ndarray:
         array = np.stack(values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from simfbo.core.gate import limit_of
 from simfbo.core.keys import is_constant, is_keyed
-from simfbo.core.local_work import LocalPlan
+from simfbo.core.local_work import LocalDraw, LocalPlan, RuleTable
 from simfbo.core.sampling import Cohort
 from simfbo.engines.simulated import SimulatedFederation, number_of
 
@@ -21,7 +21,8 @@ class Fixed(NamedTuple):
 
     Attributes:
         weights: of the cohort.
-        tau: local steps, of all clients or, where they are equal, of each.
+        work: the local work of all clients or, where it is equal, of each.
+        rules: the table of local rules.
         rho: the mean of ||a_i||_1, where the server knows it.
         ids: the clients' numbers, where these are not their places.
         limit: the gate's.
@@ -29,7 +30,8 @@ class Fixed(NamedTuple):
     """
 
     weights: Any
-    tau: Any
+    work: Any
+    rules: RuleTable
     rho: Any
     ids: Any
     limit: Any
@@ -40,7 +42,7 @@ class Row(NamedTuple):
     """What was drawn for one exchange."""
 
     cohort: Cohort
-    tau: np.ndarray
+    work: LocalDraw
     absent: np.ndarray
 
 
@@ -50,55 +52,56 @@ class Server(NamedTuple):
     Attributes:
         engine: the engine.
         cohort: that of every round; None if it is drawn.
-        tau: the local steps of all clients in every round; None if they are drawn.
+        work: the local work of all clients in every round; None if it is drawn.
         absent: nobody; None if it is drawn who does not reply.
         example: a cohort, for its size.
     """
 
     engine: SimulatedFederation
     cohort: Cohort | None
-    tau: np.ndarray | None
+    work: LocalDraw | None
     absent: np.ndarray | None
     example: Cohort
 
     @classmethod
     def of(cls, engine: SimulatedFederation) -> Self | None:
         """Return what the server draws; None where that may depend on when it is asked."""
-        work, absence = engine.local_work, engine.absence
-        if not (is_keyed(engine.sampler) and is_keyed(work.draw)):
+        draws, absence = engine.local_work.draws, engine.absence
+        if not all(map(is_keyed, (engine.sampler, *draws))):
             return None
         if absence is not None and not is_keyed(absence):
             return None
         key = jax.random.key(0)
         example = engine.cohort(key)
         cohort = example if is_constant(engine.sampler) else None
-        tau = work(key, engine.n).tau if is_constant(work.draw) else None
+        work = engine.local_work.drawn(key, engine.n) if all(map(is_constant, draws)) else None
         absent = np.zeros(len(example.ids), bool) if absence is None else None
-        return cls(engine, cohort, tau, absent, example)
+        return cls(engine, cohort, work, absent, example)
 
     def key(self, words: np.ndarray) -> Any:
         """Return a key as those who draw take it: our own are as content with its data."""
         engine = self.engine
-        drawn_by = (engine.sampler, engine.local_work.draw, engine.absence)
+        drawn_by = (engine.sampler, *engine.local_work.draws, engine.absence)
         ours = all(one is None or one.__module__.startswith("simfbo.core") for one in drawn_by)
         return words if ours else jax.random.wrap_key_data(jax.numpy.asarray(words))
 
     @property
     def draws(self) -> bool:
         """Return whether anything is drawn anew in every round."""
-        return self.cohort is None or self.tau is None or self.absent is None
+        return self.cohort is None or self.work is None or self.absent is None
 
     @property
     def fixed(self) -> Fixed:
         """Return what is the same in every round, as inputs of a program."""
-        engine, tau = self.engine, self.tau
+        engine, work = self.engine, self.work
         ids = engine.data.ids
-        if tau is not None and (tau == tau[0]).all():
-            tau = tau[0]
-        known = self.tau is not None and engine.local_work.assigned
+        if work is not None and all((part == part[0]).all() for part in work):
+            work = LocalDraw(work.tau[0], work.rule[0])
+        known = self.work is not None and engine.local_work.assigned
         return Fixed(
             weights=None if self.cohort is None else np.asarray(self.cohort.weights),
-            tau=tau,
+            work=work,
+            rules=engine.local_work.table,
             rho=np.asarray(engine.mean_norm(jax.random.key(0))) if known else None,
             ids=None if np.array_equal(ids, np.arange(len(ids))) else ids,
             limit=number_of(limit_of(engine.gate)),
@@ -119,16 +122,16 @@ class Server(NamedTuple):
     @property
     def form(self) -> Any:
         """Return what programs depend on besides the shapes of `fixed`."""
-        engine, work = self.engine, self.engine.local_work
+        engine = self.engine
         ids = None if self.cohort is None else self.cohort.ids.tobytes()
         rules = engine.gate.min_replies, engine.aggregators, engine.codecs, engine.detect_anomalies
         how = engine.strategy, engine.chunk, engine.mesh, engine.n, len(self.example.ids)
         drawn = self.absent is None, self.masked
-        return ids, work.tau_max, work.rule, work.assigned, rules, how, drawn
+        return ids, engine.local_work.assigned, rules, how, drawn
 
-    def plan(self, tau: Any) -> LocalPlan:
-        """Return the plan for numbers of local steps."""
-        return self.engine.local_work.plan(tau)
+    def plan(self, work: LocalDraw) -> LocalPlan:
+        """Return the plan for what was drawn."""
+        return self.engine.local_work.table.plan(work)
 
     def draw_cohort(self, key: Any) -> Cohort:
         """Return the cohort for a key."""
@@ -136,10 +139,11 @@ class Server(NamedTuple):
 
     def draw_row(self, key: Any, cohort: Cohort) -> Row:
         """Return what an exchange with a cohort needs."""
-        n, work = self.engine.n, self.engine.local_work
-        tau = work(key, n).tau if self.tau is None else self.tau
-        absent = self.engine.absent(key, cohort.ids) if self.absent is None else self.absent
-        return Row(cohort, tau[cohort.ids], absent)
+        engine = self.engine
+        work = engine.local_work.drawn(key, engine.n) if self.work is None else self.work
+        absent = engine.absent(key, cohort.ids) if self.absent is None else self.absent
+        own = LocalDraw(work.tau[cohort.ids], work.rule[cohort.ids])
+        return Row(cohort, own, absent)
 
     def draw_rho(self, key: Any) -> np.ndarray:
         """Return rho for a key."""

@@ -18,6 +18,7 @@ from simfbo.core.exchange import Refusal
 from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.gate import occurrences
 from simfbo.core.ledger import Ledger
+from simfbo.core.local_work import LocalDraw
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines import _batches
@@ -120,7 +121,7 @@ class Listener(_Common):
         """Return rho where it is known."""
         if not self.engine.local_work.assigned:
             return None
-        if self.server.tau is None:
+        if self.server.work is None:
             self._draw(key, Event("rho"))
             return self._dummy
         return self.fixed.rho
@@ -139,7 +140,7 @@ class Listener(_Common):
                eta: Point[PyTree], single: bool) -> PyTree:  # fmt: skip
         self._draw(key, Event("exchange", self.index(cohort)))
         server, engine, size = self.server, self.engine, len(self.server.example.ids)
-        plan = server.plan(np.ones(size, np.int32))
+        plan = server.plan(LocalDraw(np.ones(size, np.int32), np.zeros(size, np.int32)))
         call = Call(client_step, payload, server.example, plan, as_sizes(eta), key, single)
         like, layout = engine.like(call), engine.layout(call, server.cohort is not None)
         if layout is None:
@@ -255,7 +256,7 @@ class Traced(_Common):
         """Return rho where it is known."""
         if not self.engine.local_work.assigned:
             return None
-        return self._next() if self.server.tau is None else self.fixed.rho
+        return self._next() if self.server.work is None else self.fixed.rho
 
     def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
             eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
@@ -285,7 +286,7 @@ class Traced(_Common):
         """Compute one exchange; return what was found, the factor, and whether it is stacked."""
         e = len(self.notes)
         one, fixed, server = self._script.exchanges[e], self.fixed, self.server
-        tau, present = self._next() or (None, None)
+        work, present = self._next() or (None, None)
         if present is None and server.masked:
             present = np.ones(one.size, bool)
         places, weigh = cohort.ids, None
@@ -299,7 +300,7 @@ class Traced(_Common):
             ids=places if fixed.ids is None else fixed.ids[places],
             repeats=_repeats(places),
             weights=jnp.asarray(cohort.weights),
-            plan=server.plan(self._tau(places) if tau is None else tau),
+            plan=fixed.rules.plan(self._work(places) if work is None else work),
             eta=as_sizes(eta),
             present=present,
             look=None if self._looks is None else self._looks[e],
@@ -329,9 +330,10 @@ class Traced(_Common):
         """Return the first position whose message is compared; None where none is."""
         return watch.window_start(clients, number) if self.engine.detect_anomalies else None
 
-    def _tau(self, places: Any) -> Any:
-        tau = jnp.asarray(self.fixed.tau)
-        return tau if tau.ndim == 0 else tau[places]
+    def _work(self, places: Any) -> LocalDraw:
+        """Return what some clients do in every round."""
+        work = jax.tree.map(jnp.asarray, self.fixed.work)
+        return work if work.tau.ndim == 0 else jax.tree.map(lambda a: a[places], work)
 
 
 def _scaled(factor: Any, tree: PyTree) -> PyTree:

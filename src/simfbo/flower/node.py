@@ -19,7 +19,7 @@ from simfbo.core.federation import Algorithm, ClientStep
 from simfbo.core.gate import Gate, Reply, occurrences
 from simfbo.core.keys import client_key, secret_key
 from simfbo.core.ledger import PerClient, is_per_client
-from simfbo.core.local_work import LocalPlan, LocalRule
+from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import as_arrays, names
@@ -32,6 +32,7 @@ from simfbo.flower.wire import BadPackage, decode, encode
 from simfbo.runs.files import Json
 
 _MESSAGE = "message"
+_WORK = ("tau", "steps", "norm", "keep", "momentum")  # the arrays of a plan
 
 
 class Code(NamedTuple):
@@ -79,7 +80,8 @@ class NodeRequest(NamedTuple):
 def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package:
     """Return a request as it travels; `known` are trees that both sides have."""
     plan, key = request.plan, request.key
-    arrays = {"ids": request.ids, "tau": plan.tau, "steps": plan.steps, "norm": plan.norm}
+    work = {name: getattr(plan, name) for name in _WORK}
+    arrays = {"ids": request.ids} | {name: part for name, part in work.items() if part is not None}
     arrays |= _leaves("eta", request.eta)
     if request.weights is not None:
         arrays["weights"] = request.weights
@@ -94,7 +96,7 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         "payload": [encode(request.payload, known), len(payload)],
         "shapes": None,
         "eta": [encode(request.eta, known), len(jax.tree.leaves(request.eta))],
-        "rule": list(plan.rule),
+        "plain": plan.plain,
         "max_norm": request.gate.max_norm,
         "generator": None if key is None else str(jax.random.key_impl(key)),
         "wide": bool(jnp.result_type(float) == jnp.float64),
@@ -149,8 +151,7 @@ def decode_request(
         start = start_of(codecs, payload, Point(known["x"], known["y"]))
         payload = decode_payload(codecs, code.payload or b"", start, code.down, payload)
 
-    keep, momentum, steps = settings["rule"]
-    rule = LocalRule(keep, momentum, tuple(steps))
+    work: Json = {name: arrays.get(name) for name in _WORK}
     key = None
     if settings["generator"] is not None:
         key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]), impl=settings["generator"])
@@ -158,7 +159,7 @@ def decode_request(
         settings["exchange"],
         payload,
         arrays["ids"],
-        LocalPlan(arrays["tau"], arrays["steps"], arrays["norm"], rule),
+        LocalPlan(**work, plain=settings["plain"]),
         tree("eta"),
         arrays.get("weights"),
         Gate(settings["max_norm"]),
