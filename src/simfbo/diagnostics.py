@@ -72,7 +72,7 @@ def solve_lower(
     """
     if problem.lower_level == "private":
         raise UserError(
-            "With a private lower level every client has a y*(x) of its own: call this with one "
+            "With a personal lower level every client has a y*(x) of its own: call this with one "
             "client's data and a problem whose lower level is shared."
         )
     lower = jax.jit(pooled(problem.lower, data.lower, data.p))

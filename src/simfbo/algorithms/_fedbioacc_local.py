@@ -47,7 +47,7 @@ def fedbioacc_local(
     u: float = 1000.0,
     c: float = 0.1,
 ) -> Algorithm:
-    """FedBiOAcc for a private lower level; arguments as for `fedbioacc`.
+    """FedBiOAcc for a personal lower level; arguments as for `fedbioacc`.
 
     Our reading of the abstract: the algorithm in the paper may differ.
 

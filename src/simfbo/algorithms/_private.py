@@ -1,4 +1,4 @@
-"""A private lower level: every client has a lower variable of its own, and only x travels.
+"""A personal lower level: every client has a lower variable of its own, and only x travels.
 
     min_x  sum_i p_i f_i(x, y_i*(x))    s.t.    y_i*(x) = argmin_y g_i(x, y)
 
@@ -47,15 +47,15 @@ def private_lower(
     independent_batches: bool,
     normalised: bool,
 ) -> Algorithm:
-    """Return SimFBO, or ShroFBO if messages are normalised, for a private lower level.
+    """Return SimFBO, or ShroFBO if messages are normalised, for a personal lower level.
 
     Client i, from x and its own y_i and v_i, takes tau_i steps on all three as in `simfbo`. It
     keeps y_i and v_i, projected, and sends q_x. The server's steps of y and v are not used.
     """
     if isinstance(server, optax.GradientTransformation):
         raise UserError(
-            "With a private lower level the server moves x alone: tuning-free step sizes and other "
-            "rules for x, y and v together do not apply."
+            "With a personal lower level the server moves x alone: tuning-free step sizes and "
+            "other rules for x, y and v together do not apply."
         )
     private_step = _client_step(problem, radius, independent_batches, normalised)
     init_x, move = server_step(server.x)

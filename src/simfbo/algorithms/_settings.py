@@ -56,7 +56,7 @@ def with_settings(factory: Any = None, *, private: bool = False) -> Any:
 
     Args:
         factory: what builds the algorithm.
-        private: whether it can solve problems with a private lower level; others are refused.
+        private: whether it can solve problems with a personal lower level; others are refused.
     """
     if factory is None:
         return partial(with_settings, private=private)
@@ -94,11 +94,11 @@ _STEPS = ("local", "server", "steps")
 
 
 def _require_shared(name: str, problem: Any) -> None:
-    """Raise if a problem has a private lower level."""
+    """Raise if a problem has a personal lower level."""
     if getattr(problem, "lower_level", "shared") == "private":
         raise UserError(
-            f"'{name}' needs a lower problem that all clients share: for a private lower level use "
-            "simfbo, shrofbo or fedbioacc_local."
+            f"'{name}' needs a lower problem that all clients share: for a personal lower level "
+            "use simfbo, shrofbo or fedbioacc_local."
         )
 
 

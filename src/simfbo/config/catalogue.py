@@ -38,7 +38,7 @@ class Method(NamedTuple):
         sampling: how its authors sample clients, where that is not without replacement.
         one_exchange: whether it makes one exchange per cohort, so that privacy can be accounted.
         adds_up_work: whether clients that do more local work count for more.
-        private: whether it needs a problem with a private lower level.
+        private: whether it needs a problem with a personal lower level.
         baseline: whether it solves no bilevel problem: it is found by name, and left out of lists.
         laws: options with which `simfbo check` tries it, by suffix of its name; `v` among them is
             a step size.

@@ -88,7 +88,7 @@ class HyperRepresentationSettings(PartitionedSettings):
     The default of `upper_share` is 0.5 for iid clients and 0.2 for others, as in the released
     baselines. `train_images` and `test_images` limit how many of the first images are used.
     `unseen` clients take no part: heads of their own are fitted and tested on their images.
-    `private` gives every client a head of its own, which it keeps: a private lower level.
+    `private` gives every client a head of its own, which it keeps: a personal lower level.
     """
 
     model: Literal["mlp", "cnn"] = "mlp"

@@ -86,7 +86,7 @@ def caveat(methods: Mapping[str, RunConfig]) -> str:
 
 
 def _registered(names: Sequence[str] | None) -> list[str]:
-    """Return names as methods are registered with; all that need no private lower level."""
+    """Return names as methods are registered with; all that need no personal lower level."""
     if names:
         return [METHODS.known(name) for name in names]
     return [method.name for method in METHODS.usable() if not method.private]

@@ -1,4 +1,4 @@
-"""A representation that clients share, with a head of their own for each: a private lower level.
+"""A representation that clients share, with a head of their own for each: a personal lower level.
 
     min_x  sum_i p_i f_i(x, y_i*(x)),    y_i*(x) = argmin_y g_i(x, y)
 
