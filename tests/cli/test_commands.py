@@ -32,7 +32,7 @@ def test_cost_on_digits(simfbo):
     code, out, err = simfbo("cost", "hyper-representation")
     assert (code, err) == (0, "")
     table = rows(out)
-    assert table["client step"] == ["rounds", "floats down", "floats up", "down", "up"]
+    assert table["client step"] == ["exchanges", "floats down", "floats up", "down", "up"]
     assert table["simfbo_step"][:3] == table["total"][:3] == ["1", "170,200", "170,200"]
     assert "One iteration of SimFBO on hyper-representation" in out
     assert not Path("runs").exists()
