@@ -100,7 +100,8 @@ class Source(NamedTuple):
 
 def sources() -> list[Source]:
     """Return the valid files: one per algorithm and task, the paper's and two comparisons."""
-    paper = load(None, {"preset": "paper", "task.name": "hyper-representation"})
+    images = {"task.name": "hyper-representation", "task.dataset": "mnist"}
+    paper = load(None, {"preset": "paper", **images})
     found = [Source("paper", "run", as_toml(paper))]
     for task in TASKS.names():
         for algorithm in METHODS.names():
