@@ -19,7 +19,7 @@ CACHED = {  # what was compiled in an earlier run of the tests serves this one
 
 
 def answers(*arguments, devices=4, timeout=400):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | CACHED
     found = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True,

@@ -1,8 +1,7 @@
-"""Scikit-learn's own checks: all of them, for all estimators.
+"""Scikit-learn's own checks: all of them, once per base class; slow tests train every estimator.
 
-Nearly all the time of a fit on a new shape is compilation, and the checks use dozens of shapes. So
-by default only the checks that judge the training run it, for two estimators; the others get
-random models. Slow tests train all of them, and repeat the checks with metadata routing.
+Nearly all the time of a fit on a new shape is compilation, and the checks use dozens of shapes: by
+default models are random, except in the checks that judge the training.
 """
 
 import pytest
@@ -47,22 +46,13 @@ pytestmark = [
 ]
 
 
-@parametrize_with_checks([*MODELS, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
-def test_all_checks(estimator, check, request):
-    trained = check.func.__name__ in TRAINED
-    if trained and not isinstance(estimator, FederatedRidge | FederatedLogistic):
-        pytest.skip("slow: see test_all_checks_with_training")
-    if not trained:
-        request.getfixturevalue("random_models")
-    check(estimator)
-
-
-@pytest.mark.slow
-@parametrize_with_checks([*MODELS, FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
-def test_all_checks_with_metadata_routing(estimator, check, request):
+@pytest.mark.parametrize("routing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@parametrize_with_checks([*MODELS[:2], FederatedTabular()], expected_failed_checks=lambda _: FOLDS)
+def test_all_checks(estimator, check, routing, request):
+    """Of a linear regressor, a linear classifier, and the transformer of tables."""
     if check.func.__name__ not in TRAINED:
         request.getfixturevalue("random_models")
-    with config_context(enable_metadata_routing=True):
+    with config_context(enable_metadata_routing=routing):
         check(estimator)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "benchmarks" / "peers"
+FOLDER = Path(__file__).parent
 SMALL_MODELS = FOLDER.parent / "small_models"
 ROUNDS = 5
 QUADRATIC = {"problem": "quadratic", "dims": (4, 6), "clients": 5}

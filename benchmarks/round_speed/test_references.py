@@ -16,7 +16,7 @@ from simfbo.core.sampling import Cohort
 from simfbo.tasks._hyper_representation import cross_entropy, regularised, scores
 from simfbo.tasks.models import cnn, mlp
 
-FOLDER = Path(__file__).parent.parent / "benchmarks" / "round_speed"
+FOLDER = Path(__file__).parent
 STEPS, SERVER, TAUS = (0.05, 0.04, 0.02), (0.2, 0.1, 0.05), np.array([1, 3, 2, 4])
 COHORT = np.array([0, 1, 3], np.int32)
 

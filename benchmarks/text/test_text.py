@@ -18,7 +18,7 @@ from simfbo.datasets import package_clients as clients
 from simfbo.errors import UserError
 
 torch = pytest.importorskip("torch")
-FOLDER = Path(__file__).parent.parent / "benchmarks" / "text"
+FOLDER = Path(__file__).parent
 NAMES = ("opinions", "wordpiece", "bert", "desks", "tables", "classifier", "run")
 LENGTH = 8
 EMBEDDING = (0.0676569, 0.0634960, 0.0487131, 0.0793049)  # by transformers 5.23
