@@ -1,6 +1,7 @@
 """Bytes and descriptions: what is packed comes back, and nothing else is accepted."""
 
 import json
+from collections import OrderedDict
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ KNOWN = {"x": {"w": 0.0, "b": (0.0, 0.0)}, "y": 0.0}
         [PerClient(3.0), {"b": 1.0, "a": (2.0,)}, ()],
         {"x": KNOWN["x"], "none": None},
         Point(None, None, (1.0, None)),
+        (OrderedDict(b=1.0, a=(2.0,)), 3.0),
     ],
 )
 def test_a_tree_comes_back(tree):

@@ -19,6 +19,7 @@ from simfbo import (
     from_clients,
     run,
 )  # fmt: skip
+from simfbo.algorithms import simfbo
 from simfbo.config.build import build_algorithm
 from simfbo.config.catalogue import METHODS, settings_model
 from simfbo.core.problem import Weighted, evaluate
@@ -29,6 +30,8 @@ from simfbo.torch import (
     hyper_representation,
     load,
     parameters,
+    restore,
+    save,
     split,
 )  # fmt: skip
 
@@ -296,3 +299,64 @@ def test_without_pytorch_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UserError, match=r"pip install 'simfbo\[torch\]'"):
         from_torch(lambda x, y, batch: y.sum())(None, np.ones(3), None)
+
+
+# The order of parameters
+
+
+class Two(nn.Module):
+    """Two parameters whose names are not in alphabetical order."""
+
+    def __init__(self, seed):
+        super().__init__()
+        rows = np.random.default_rng(seed).normal(size=(2, 3))
+        self.second, self.first = (nn.Parameter(torch.from_numpy(row)) for row in rows)
+
+
+def by_position(x, y, batch):
+    """Use the last of x's parameters, which is called first, and the first of y's."""
+    last, first = list(x.values())[-1], next(iter(y.values()))
+    squares = sum((a**2).sum() for a in [*x.values(), *y.values()])
+    return ((batch @ last - batch @ first - 1) ** 2).mean() + squares
+
+
+def by_name(x, y, batch):
+    """Be the same in JAX."""
+    squares = sum((a**2).sum() for a in [*x.values(), *y.values()])
+    return ((batch @ x["first"] - batch @ y["second"] - 1) ** 2).mean() + squares
+
+
+def test_a_loss_receives_parameters_in_the_order_of_pytorch(tmp_path):
+    x, y = parameters(Two(0)), parameters(Two(1))
+    batch = np.random.default_rng(2).normal(size=(4, 3))
+    loss = from_torch(by_position)
+    wanted = by_name(x, y, batch)
+    save(tmp_path / "loss.json", {"loss": loss}, x, y, batch)
+    saved = restore(tmp_path / "loss.json")
+    assert [list(tree) for tree in (saved.x0, saved.y0)] == [["second", "first"]] * 2
+    for found in (loss(x, y, batch), loss(dict(x), dict(y), batch), jax.jit(loss)(x, y, batch),
+                  jax.jit(saved.losses["loss"])(saved.x0, saved.y0, batch)):  # fmt: skip
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert max(check_loss(by_position, (x, y, batch))) < 1e-12
+    samples = [np.random.default_rng(i).normal(size=(4, 3)) for i in range(4)]
+    ends = [
+        run(simfbo(BilevelProblem(one, one), Point(x=0.1, y=0.1, v=0.1)), engine, x, y, rounds=3)
+        for one, engine in (
+            (loss, SimulatedFederation(from_clients(samples[:2], samples[2:]))),
+            (loss, DebugFederation(from_clients(samples[:2], samples[2:]))),
+            (by_name, SimulatedFederation(from_clients(samples[:2], samples[2:]))),
+        )
+    ]
+    for end in ends:
+        assert list(end.state.x) == ["second", "first"]
+        for name in x:
+            np.testing.assert_allclose(end.state.x[name], ends[-1].state.x[name], rtol=1e-10)
+
+
+def test_a_loss_that_depends_on_the_order_of_a_plain_dictionary_is_refused():
+    x, y = dict(parameters(Two(0))), dict(parameters(Two(1)))
+    batch = np.ones((4, 3))
+    with pytest.raises(UserError, match="'by_position' depends on the order of a dictionary's"):
+        check_loss(by_position, (x, y, batch))
+    with pytest.raises(UserError, match="OrderedDict, for x0, y0 and samples"):
+        jax.jit(from_torch(by_position))(x, y, batch)

@@ -7,6 +7,7 @@ both sides know them.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ _TYPES = (
     *("bool", "bfloat16", "float16", "float32", "float64"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-_PLAIN = {"tuple": tuple, "list": list}
+_PLAIN = {"tuple": tuple, "list": list, "OrderedDict": lambda found: OrderedDict(*found)}
 _RECORDS = {kind.__name__: kind for kind in (Point, PerClient, Weighted)}
 
 
@@ -123,10 +124,13 @@ def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> PyTree:
         if structure == form:
             return name
     kind = type(tree).__name__
-    if type(tree) in (*_PLAIN.values(), *_RECORDS.values()):
+    if type(tree) in (tuple, list, *_RECORDS.values()):
         return [kind, *(_encoded(part, forms) for part in tree)]
-    if type(tree) is dict and all(isinstance(key, str) for key in tree):
-        return {key: _encoded(part, forms) for key, part in sorted(tree.items())}
+    if type(tree) in (dict, OrderedDict) and all(isinstance(key, str) for key in tree):
+        ordered = type(tree) is OrderedDict
+        items = tree.items() if ordered else sorted(tree.items())
+        found = {key: _encoded(part, forms) for key, part in items}
+        return [kind, found] if ordered else found
     raise UserError(
         f"A payload holds a {kind}, which cannot be sent: use tuples, lists, dicts with text keys "
         "and Point, or the types of x0 and y0."

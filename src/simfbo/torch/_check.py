@@ -10,8 +10,10 @@ import numpy as np
 
 from simfbo.core import problem as products
 from simfbo.core.problem import BilevelProblem, PyTree
+from simfbo.core.trees import names
 from simfbo.errors import UserError, require
 from simfbo.torch._loss import TorchFunction, from_torch
+from simfbo.torch._order import in_order
 from simfbo.torch._trace import differentiable_attention
 
 
@@ -38,7 +40,7 @@ def check_loss(
 
     Args:
         loss: (x, y, batch) -> scalar tensor, before or after `from_torch`.
-        example: x, y and a batch, as arrays.
+        example: x, y and a batch, as arrays. PyTorch gets dictionaries in the order they have.
         tolerance: the largest difference allowed; 1e-5 suits single precision.
 
     Returns:
@@ -56,9 +58,10 @@ def check_loss(
         True
     """
     function = loss.__wrapped__ if isinstance(loss, TorchFunction) else loss
-    example = jax.tree.map(lambda a: np.asarray(jnp.asarray(a)), example)
-    v = _direction(example[1])
-    ours, theirs = _in_jax(function, example, v), _in_torch(function, example, v)
+    arrays = jax.tree.map(lambda a: np.asarray(jnp.asarray(a)), in_order(example))
+    plain = jax.tree.map(jnp.asarray, example)  # as JAX passes it on: keys are sorted
+    v = _direction(plain[1])
+    ours, theirs = _in_jax(function, plain, v), _in_torch(function, arrays, v)
     pairs = zip(ours, theirs, strict=True)
     found = Differences(*(_difference(*pair) for pair in pairs))  # pyright: ignore[reportArgumentType]
     for name, difference in found._asdict().items():
@@ -99,11 +102,11 @@ def _in_torch(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
         return jax.tree.map(lambda a: _tensor(torch, a), tree)
 
     x, y, batch = map(tensors, example)
+    direction = _by_name(tensors(v))
 
     def slope(x: Any, y: Any) -> Any:
-        gradient = torch.func.grad(function, 1)(x, y, batch)
-        pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(tensors(v)), strict=True)
-        return sum((a * b).sum() for a, b in pairs)
+        gradient = _by_name(torch.func.grad(function, 1)(x, y, batch))
+        return sum((a * direction[name]).sum() for name, a in gradient.items())
 
     with warnings.catch_warnings(), differentiable_attention(torch):
         warnings.simplefilter("ignore")
@@ -124,12 +127,18 @@ def _difference(ours: PyTree, theirs: PyTree) -> float | None:
     """Return the largest difference of two trees, relative to the array's largest entry."""
     if theirs is None:
         return None
+    named = _by_name(theirs)
     pairs = [
-        (np.asarray(a, float), np.asarray(b.detach().numpy(force=True), float))
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+        (np.asarray(a, float), np.asarray(named[name].detach().numpy(force=True), float))
+        for name, a in _by_name(ours).items()
     ]
     largest = max((_largest(b) for _, b in pairs), default=0.0)
     return max((_gap(a, b, max(_largest(b), 1e-3 * largest)) for a, b in pairs), default=0.0)
+
+
+def _by_name(tree: PyTree) -> dict[str, Any]:
+    """Return a tree's leaves by name: dictionaries may be in different orders."""
+    return dict(zip(names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def _largest(array: np.ndarray) -> float:

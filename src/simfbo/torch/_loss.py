@@ -10,6 +10,7 @@ import numpy as np
 from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.torch._graph import Form, Graph, form_of, replay
+from simfbo.torch._order import in_order
 from simfbo.torch._trace import trace
 
 
@@ -24,7 +25,7 @@ class TorchFunction:
 
     def __call__(self, *trees: PyTree) -> jax.Array:
         """Return the function's value for trees of arrays."""
-        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, trees))
+        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, in_order(trees)))
         return replay(self.graph(structure, form_of(leaves)), leaves)
 
     def graph(self, structure: Any, form: Form) -> Graph:
@@ -74,7 +75,9 @@ def from_torch(loss: Callable[..., Any]) -> TorchLoss:
 
     The loss must be deterministic, and its control flow must not depend on values; where it cannot
     be traced, a sentence says what to change. Its arguments are trees of tensors: parameters for
-    `torch.func.functional_call`, and a batch of samples, whole numbers as int64. What else it uses,
+    `torch.func.functional_call`, and a batch of samples, whole numbers as int64. JAX sorts the keys
+    of plain dictionaries, so a loss that depends on their order is refused; ordered dictionaries,
+    such as those of `parameters` and `split`, arrive in the order they have. What else it uses,
     such as a module's buffers and frozen weights, is taken as it is when the loss is traced.
 
     Args:

@@ -1,5 +1,9 @@
-"""Modules: their parameters in and out, and split into upper and lower ones."""
+"""Modules: their parameters in and out, and split into upper and lower ones.
 
+Parameters are ordered dictionaries, whose order JAX keeps; it sorts the keys of plain ones.
+"""
+
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -11,18 +15,18 @@ from simfbo.errors import UserError, require
 from simfbo.torch._trace import constant
 
 Globs = str | Sequence[str]
-Arrays = dict[str, np.ndarray]
+Arrays = OrderedDict[str, np.ndarray]
 
 
 def parameters(module: Any) -> Arrays:
-    """Return a module's parameters by name, as arrays to start from.
+    """Return a module's parameters by name, in PyTorch's order, as arrays to start from.
 
     Example:
         >>> import torch
         >>> {name: a.shape for name, a in parameters(torch.nn.Linear(3, 2)).items()}
         {'weight': (2, 3), 'bias': (2,)}
     """
-    return {name: constant(tensor) for name, tensor in module.named_parameters()}
+    return OrderedDict((name, constant(tensor)) for name, tensor in module.named_parameters())
 
 
 def load(module: Any, *trees: Mapping[str, PyTree]) -> Any:
@@ -94,7 +98,7 @@ def split(module: Any, *, upper: Globs, lower: Globs | None = None) -> SplitModu
     """
     found = parameters(module)
     x = _matching(found, upper)
-    others = {name: a for name, a in found.items() if name not in x}
+    others = OrderedDict((name, a) for name, a in found.items() if name not in x)
     y = others if lower is None else _matching(found, lower)
     if both := [name for name in x if name in y]:
         raise UserError(f"The parameter '{both[0]}' is named both upper and lower: name it once.")
@@ -111,7 +115,7 @@ def _matching(found: Arrays, globs: Globs) -> Arrays:
         if not names:
             raise UserError(f"No parameter is named '{glob}'. {_some(found)}")
         chosen.update(names)
-    return {name: a for name, a in found.items() if name in chosen}
+    return OrderedDict((name, a) for name, a in found.items() if name in chosen)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ arrays in base64.
 import base64
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -241,6 +242,8 @@ def _kind(name: str) -> str:
 
 def _encoded_tree(tree: PyTree, arrays: list[np.ndarray]) -> Any:
     """Return a tree of dictionaries, lists, tuples and arrays as JSON."""
+    if isinstance(tree, OrderedDict):
+        return {"ordered": [[key, _encoded_tree(one, arrays)] for key, one in tree.items()]}
     if isinstance(tree, Mapping):
         return {"items": {key: _encoded_tree(one, arrays) for key, one in tree.items()}}
     if isinstance(tree, list | tuple):
@@ -255,6 +258,8 @@ def _decoded_tree(given: Any, arrays: list[np.ndarray]) -> PyTree:
     ((kind, value),) = given.items()
     if kind == "items":
         return {key: _decoded_tree(one, arrays) for key, one in value.items()}
+    if kind == "ordered":
+        return OrderedDict((key, _decoded_tree(one, arrays)) for key, one in value)
     if kind == "array":
         return arrays[value]
     found = [_decoded_tree(one, arrays) for one in value]

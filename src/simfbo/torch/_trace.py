@@ -14,6 +14,7 @@ import numpy as np
 
 from simfbo.errors import UserError, plain, require
 from simfbo.torch._graph import Dtype, Form, Graph, Node, Value
+from simfbo.torch._order import require_no_order
 from simfbo.torch.operators import ELEMENTWISE, KEPT, TABLE
 
 _LOCK = threading.Lock()  # torch.export is not thread-safe
@@ -40,6 +41,7 @@ def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
     name = getattr(function, "__name__", type(function).__name__)
     with _LOCK:
         program = _program(torch, function, structure, inputs, name)
+        require_no_order(torch, function, jax.tree.unflatten(structure, inputs), name)
     return _graph(torch, program, kinds)
 
 
