@@ -10,7 +10,7 @@ import pytest
 
 from simfbo.cli import arguments
 from simfbo.cli.main import build_parser
-from simfbo.config.build import _local_work
+from simfbo.config.build import build_local_work
 from simfbo.config.files import as_toml, parse_override
 from simfbo.config.run import RunConfig, load
 from simfbo.errors import UserError
@@ -151,13 +151,13 @@ def test_local_rules(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(as_toml(flag))
     for config in (flag, configuration("--config", str(file))):
-        plan = _local_work(config.local_work, 0)(jax.random.key(0), 4)
+        plan = build_local_work(config.local_work, 0)(jax.random.key(0), 4)
         assert plan.norm.tolist() == [3.0, 4.25, 1.75, 6.0]
     alone = configuration("quadratic", "--tau", "2", "--rules", "momentum:0.5").local_work
-    assert _local_work(alone, 0)(jax.random.key(0), 3).norm.tolist() == [2.5] * 3
+    assert build_local_work(alone, 0)(jax.random.key(0), 3).norm.tolist() == [2.5] * 3
     some = configuration("quadratic", "--rules", "sgd,momentum:0.5", "--tau", "2", "--set",
                          "local_work.rules_every_round=true").local_work  # fmt: skip
-    assert set(_local_work(some, 0)(jax.random.key(0), 50).norm.tolist()) == {2.0, 2.5}
+    assert set(build_local_work(some, 0)(jax.random.key(0), 50).norm.tolist()) == {2.0, 2.5}
 
 
 @pytest.mark.parametrize("text", ["a", "1..", "1..2..3", "1,b"])

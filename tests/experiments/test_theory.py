@@ -75,11 +75,16 @@ def test_a_run_that_diverges_is_no_result():
         theory.speedup(cell)
 
 
-@pytest.mark.parametrize(("method", "near", "far"),
-                         [("simfbo", "to_phi_tilde", "to_phi"),
-                          ("shrofbo", "to_phi", "to_phi_tilde")])  # fmt: skip
-def test_mismatch(method, near, far):
-    cells = [{"taus": [1, 2, 6], "rounds": 120, "method": method, "eta": eta, "seed": 0}
+UNEQUAL = {"taus": [1, 2, 6]}
+DIFFERENT = {"taus": [3, 3, 3], "rules": ["sgd", "momentum:0.9", "proximal:0.5"]}
+
+
+@pytest.mark.parametrize(("method", "near", "far", "work"),
+                         [("simfbo", "to_phi_tilde", "to_phi", UNEQUAL),
+                          ("shrofbo", "to_phi", "to_phi_tilde", UNEQUAL),
+                          ("simfbo", "to_phi_tilde", "to_phi", DIFFERENT)])  # fmt: skip
+def test_mismatch(method, near, far, work):
+    cells = [{**work, "rounds": 120, "method": method, "eta": eta, "seed": 0}
              for eta in (0.004, 0.002)]  # fmt: skip
     with jax.enable_x64(True):
         coarse, fine = map(theory.mismatch, cells)

@@ -216,14 +216,18 @@ def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> No
 
 
 def _mismatch(experiment: Experiment, folder: Path, resources: "Resources") -> None:
-    """Measure where SimFBO and ShroFBO end under unequal local work."""
+    """Measure where methods end under unequal local work, case by case."""
     from simfbo.experiments import theory, theory_figures
     from simfbo.runs.style import save_svg
 
     cells = theory.measured(_cells(experiment), theory.mismatch, folder / CELLS, resources)
-    title = "Distance from x at the end, per cent of the distance between the two points."
-    _write({title: theory_figures.mismatch_table(cells)}, folder)
-    save_svg(theory_figures.draw_mismatch(cells), folder / "figure.svg")
+    title = "distance from x at the end, per cent of the distance between the two points."
+    tables = {}
+    for case in experiment.tree["cases"].values():
+        own = theory_figures.where(cells, **theory.local_work(case))
+        tables[f"{case['about']}: {title}"] = theory_figures.mismatch_table(own)
+        save_svg(theory_figures.draw_mismatch(own), folder / case["figure"])
+    _write(tables, folder)
 
 
 _THEORY = {"speedup": _speedup, "objective-mismatch": _mismatch}

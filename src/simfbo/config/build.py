@@ -144,7 +144,7 @@ def _falling(step: float, rounds: int) -> optax.Schedule:
 
 def build_federation(config: RunConfig, data: FederatedData) -> Engine:
     """Return the federation of a configuration."""
-    work = _local_work(config.local_work, config.seed)
+    work = build_local_work(config.local_work, config.seed)
     work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
     rules, size = config.gate, config.cohort_size(data.n)
     if rules.min_replies > size:
@@ -287,8 +287,8 @@ def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
     return sampling.without_replacement(size)
 
 
-def _local_work(config: LocalWorkConfig, seed: int) -> local_work.LocalWork:
-    """Return the plan of local steps."""
+def build_local_work(config: LocalWorkConfig, seed: int = 0) -> local_work.LocalWork:
+    """Return the local work of a configuration."""
     given = [_local_rule(*local_rule(text)) for text in config.rules]
     numbers = [] if config.optimiser == "sgd" else [config.strength]
     given = given or [_local_rule(config.optimiser, numbers)]

@@ -5,7 +5,7 @@ Theorem 1: with its step sizes, the mean of ||grad Phi||^2 over T rounds falls a
     (n - P)/n * sqrt(tau / (P T)) + 1 / sqrt(P tau T) + 1 / (tau T)
 
 up to constants: where clients are alike, or all take part, P and tau speed up alike. Theorems 1 and
-2: under unequal, fixed tau_i SimFBO ends at the stationary point of Phi~, whose weights are
+2: under unequal, fixed local work SimFBO ends at the stationary point of Phi~, whose weights are
 w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, and ShroFBO at that of Phi, up to a drift of the order
 of the local steps.
 """
@@ -18,9 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from simfbo.algorithms import shrofbo, simfbo
+from simfbo.algorithms import mimefbo, shrofbo, simfbo
+from simfbo.config.build import build_local_work
+from simfbo.config.run import LocalWorkConfig
 from simfbo.core.federation import Algorithm
-from simfbo.core.local_work import constant, fixed
+from simfbo.core.local_work import constant
 from simfbo.core.problem import Point
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines import SimulatedFederation
@@ -82,13 +84,19 @@ def _speedup_parts(settings: tuple[Any, ...]) -> tuple[Algorithm, SimulatedFeder
 
 
 def mismatch_cells(tree: Json) -> list[Cell]:
-    """Return the grid of `objective-mismatch`: method x local step x seeds."""
+    """Return the grid of `objective-mismatch`: case x method x local step x seeds."""
     return [
-        {"taus": tree["taus"], "rounds": tree["rounds"], "method": name, "eta": eta, "seed": seed}
-        for name in ("simfbo", "shrofbo")
+        {**local_work(case), "rounds": tree["rounds"], "method": name, "eta": eta, "seed": seed}
+        for case in tree["cases"].values()
+        for name in case["methods"]
         for eta in tree["etas"]
         for seed in tree["seeds"]
     ]
+
+
+def local_work(case: Json) -> Json:
+    """Return what clients do in a case of `objective-mismatch`: tau_i and local rules."""
+    return {key: case[key] for key in ("taus", "rules") if key in case}
 
 
 def mismatch(cell: Cell) -> dict[str, float]:
@@ -96,15 +104,17 @@ def mismatch(cell: Cell) -> dict[str, float]:
 
     Everyone takes part with all its data, so that nothing is random but the quadratic.
     """
-    taus, eta = np.array(cell["taus"]), cell["eta"]
-    quadratic = random_quadratic(len(taus), seed=cell["seed"])
-    truth, other = quadratic.closed_form().x(), quadratic.closed_form(taus / taus.sum()).x()
+    eta, n = cell["eta"], len(cell["taus"])
+    work = build_local_work(LocalWorkConfig(tau=cell["taus"], rules=cell.get("rules", [])))
+    norms = work(jax.random.key(0), n).norm
+    quadratic = random_quadratic(n, seed=cell["seed"])
+    truth, other = quadratic.closed_form().x(), quadratic.closed_form(norms / norms.sum()).x()
     task = quadratic.task()
-    share = 1 / taus.mean()  # so that a round's step does not grow with the work
+    share = 1 / norms.mean()  # so that a round's step does not grow with the work
     server = Point(0.1 * share, 0.3 * share, 0.3 * share)
-    factory = {"simfbo": simfbo, "shrofbo": shrofbo}[cell["method"]]
+    factory = {"simfbo": simfbo, "shrofbo": shrofbo, "mimefbo": mimefbo}[cell["method"]]
     algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), server)
-    federation = SimulatedFederation(task.data, everyone(), fixed(cell["taus"]))
+    federation = SimulatedFederation(task.data, everyone(), work)
     x = _run(algorithm, federation, task, cell["rounds"], 0, every=cell["rounds"]).state.x
     return {
         "to_phi": float(np.linalg.norm(x - truth)),

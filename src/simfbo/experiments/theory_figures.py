@@ -22,9 +22,9 @@ def speedup_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the mean over seeds for every P, a column per tau."""
     rows = []
     for h, P in dict.fromkeys((cell["heterogeneity"], cell["P"]) for cell in cells):
-        here = _where(cells, heterogeneity=h, P=P)
+        here = where(cells, heterogeneity=h, P=P)
         taus = dict.fromkeys(cell["tau"] for cell in here)
-        values = {tau: [c[_MEASURED] for c in _where(here, tau=tau)] for tau in taus}
+        values = {tau: [c[_MEASURED] for c in where(here, tau=tau)] for tau in taus}
         means = {f"τ = {tau}": _spread(values[tau]) for tau in taus}
         rows.append({"": _KINDS[h], "P": str(P), **means})
     return rows
@@ -33,12 +33,12 @@ def speedup_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
 def exponent_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the exponents of P and tau, with 95 % intervals, next to Theorem 1's."""
     n = cells[0]["clients"]
-    alike, differ = _where(cells, heterogeneity=0.0), _where(cells, heterogeneity=1.0)
+    alike, differ = where(cells, heterogeneity=0.0), where(cells, heterogeneity=1.0)
     some = [cell for cell in differ if cell["P"] < n]
     return [
         _exponents("clients alike", alike, "−1/2", "−1/2"),  # noqa: RUF001
         _exponents(f"clients that differ, P < {n}", some, "−1/2", "1/2 (sampling), −1/2 (noise)"),  # noqa: RUF001
-        _exponents(f"clients that differ, all {n}", _where(differ, P=n), "", "−1/2"),  # noqa: RUF001
+        _exponents(f"clients that differ, all {n}", where(differ, P=n), "", "−1/2"),  # noqa: RUF001
     ]
 
 
@@ -83,12 +83,12 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
     )
     labels: list[list[style.Label]] = []
     for ax, h in zip(axes, kinds, strict=True):
-        here = _where(cells, heterogeneity=h)
+        here = where(cells, heterogeneity=h)
         style.frame(
             ax, f"P, clients of {here[0]['clients']} an exchange", heading=_KINDS[h].capitalize()
         )
         taus = list(dict.fromkeys(cell["tau"] for cell in here))
-        lines = [_line(ax, _where(here, tau=tau), COLOURS[i], f"τ = {tau}")
+        lines = [_line(ax, where(here, tau=tau), COLOURS[i], f"τ = {tau}")
                  for i, tau in enumerate(taus)]  # fmt: skip
         _slope(ax, here)
         labels.append(lines)
@@ -101,8 +101,8 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
 
 def _speedup(cells: Sequence[Cell]) -> str:
     """Return the fitted powers of P and tau, where clients are alike and where they differ."""
-    alike = _where(cells, heterogeneity=0.0)
-    differ = [c for c in _where(cells, heterogeneity=1.0) if c["P"] < c["clients"]]
+    alike = where(cells, heterogeneity=0.0)
+    differ = [c for c in where(cells, heterogeneity=1.0) if c["P"] < c["clients"]]
     return (
         f"|∇Φ|² falls like {_powers(alike)} where clients are alike,"
         f" like {_powers(differ)} where they differ and some take part"
@@ -117,7 +117,7 @@ def _powers(cells: Sequence[Cell]) -> str:
 
 def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Label:
     """Draw means over seeds with their standard deviations."""
-    groups = {P: [c[_MEASURED] for c in _where(cells, P=P)] for P in dict.fromkeys(
+    groups = {P: [c[_MEASURED] for c in where(cells, P=P)] for P in dict.fromkeys(
         cell["P"] for cell in cells)}  # fmt: skip
     deviations = [stdev(v) if len(v) > 1 else 0 for v in groups.values()]
     means = [mean(v) for v in groups.values()]
@@ -133,7 +133,7 @@ def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Labe
 def _slope(ax: Any, cells: Sequence[Cell]) -> None:
     """Draw the slope -1/2 through the first point, to compare with."""
     sizes = np.array(sorted({cell["P"] for cell in cells}), float)
-    start = mean(c[_MEASURED] for c in _where(cells, P=int(sizes[0]), tau=1))
+    start = mean(c[_MEASURED] for c in where(cells, P=int(sizes[0]), tau=1))
     ax.plot(sizes, start * (sizes / sizes[0]) ** -0.5, color=MUTED, ls=":", lw=1.2)
 
 
@@ -141,7 +141,7 @@ def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return where each method ends, as a share of the distance between the two points."""
     rows = []
     for method, eta in dict.fromkeys((cell["method"], cell["eta"]) for cell in cells):
-        here = _where(cells, method=method, eta=eta)
+        here = where(cells, method=method, eta=eta)
         shares = {
             f"{text}, %": _spread([100 * cell[key] / cell["apart"] for cell in here], "{:.1f}")
             for key, text in _DISTANCES.items()
@@ -163,7 +163,7 @@ def draw_mismatch(cells: Sequence[Cell]) -> Figure:
     labels: list[list[style.Label]] = []
     for ax, method in zip(axes, methods, strict=True):
         style.frame(ax, "local step size η", heading=_label(method))
-        here = _where(cells, method=method)
+        here = where(cells, method=method)
         etas = sorted({cell["eta"] for cell in here})
         labels.append([_distances(ax, here, etas, key, text, COLOURS[i])
                        for i, (key, text) in enumerate(_DISTANCES.items())])  # fmt: skip
@@ -182,7 +182,7 @@ def _distances(
     ax: Any, cells: Sequence[Cell], etas: Sequence[float], key: str, text: str, colour: str
 ) -> style.Label:
     """Draw one distance against the local step."""
-    shares = [[c[key] / c["apart"] for c in _where(cells, eta=eta)] for eta in etas]
+    shares = [[c[key] / c["apart"] for c in where(cells, eta=eta)] for eta in etas]
     means = [mean(s) for s in shares]
     ax.plot(etas, means, color=colour, marker="o", ms=4, lw=1.8)
     low, high = ([np.quantile(s, q) for s in shares] for q in (0.1, 0.9))
@@ -195,7 +195,7 @@ def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
     least = min(cell["eta"] for cell in cells)
     parts = []
     for method in methods:
-        here = _where(cells, method=method, eta=least)
+        here = where(cells, method=method, eta=least)
         shares = {text: 100 * mean(c[key] / c["apart"] for c in here)
                   for key, text in _DISTANCES.items()}  # fmt: skip
         nearest = min(shares, key=lambda text: shares[text])
@@ -205,10 +205,10 @@ def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
 
 
 def _label(method: str) -> str:
-    return {"simfbo": "SimFBO", "shrofbo": "ShroFBO"}[method]
+    return {"simfbo": "SimFBO", "shrofbo": "ShroFBO", "mimefbo": "MimeFBO"}[method]
 
 
-def _where(cells: Sequence[Cell], **values: Any) -> list[Cell]:
+def where(cells: Sequence[Cell], **values: Any) -> list[Cell]:
     """Return the cells with these values."""
     return [cell for cell in cells if cell.items() >= values.items()]
 
