@@ -3,8 +3,10 @@
     python benchmarks/faults/mutants.py         (about 30 minutes on 2 cores)
 
 Mutants are made by cosmic-ray (extra `benchmark`) in copies of the tree, which itself stays as
-it is. A mutant is killed if the tests of its module fail or hang. Of a module with many, a random
-choice is tried. Named modules are surveyed alone; the others keep their results.
+it is. A mutant is killed if those tests of its module fail or hang that `make test` runs. Of a
+module with many, a random choice is tried. Named modules are surveyed alone, one after the other;
+the others keep their results. What is interrupted goes on where it was, in the copies below
+build/mutants; delete them to begin anew.
 """
 
 import json
@@ -14,7 +16,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +23,17 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-TESTS = {
-    "core/gate": "tests/core/test_admit.py tests/core/test_gate.py",
-    "core/aggregation": "tests/core/test_aggregation.py",
-    "runs/checkpoint": "tests/runs/test_checkpoint.py",
-    "runs/files": "tests/runs/test_files.py",
-    "core/sampling": "tests/core/test_sampling.py tests/core/test_gate.py",
+ESTIMATORS = "tests/estimators/test_conventions.py tests/estimators/test_tasks.py"
+SURVEYS = {  # mutants to try, and tests
+    "core/gate": (70, "tests/core/test_admit.py tests/core/test_gate.py"),
+    "core/aggregation": (70, "tests/core/test_aggregation.py"),
+    "runs/checkpoint": (70, "tests/runs/test_checkpoint.py"),
+    "core/sampling": (70, "tests/core/test_sampling.py tests/core/test_gate.py"),
+    "runs/files": (25, "tests/runs/test_files.py"),
+    "runs/palette": (15, "tests/runs/test_palette.py tests/runs/test_style.py"),
+    "estimators/_linear": (20, ESTIMATORS),
+    "estimators/_validation": (20, f"{ESTIMATORS} tests/estimators/test_federation.py"),
+    "estimators/_fair": (20, ESTIMATORS),
 }
 CONFIG = """[cosmic-ray]
 module-path = "src/simfbo/{module}.py"
@@ -38,23 +44,35 @@ test-command = "{python} -m pytest -x -q -p no:cacheprovider {tests}"
 [cosmic-ray.distributor]
 name = "local"
 """
-MOST = 70  # of a module
+PARTS = ("src", "tests", "benchmarks", "docs", "conftest.py", "pyproject.toml", "requirements.lock")
 
 
 def survey(module: str) -> dict[str, Any]:
     """Return how many mutants of a module were killed, and those that survived."""
-    folder = Path(tempfile.mkdtemp())
-    for part in ("src", "tests", "benchmarks", "pyproject.toml", "requirements.lock"):
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, folder / part)
-    config = CONFIG.format(module=module, python=sys.executable, tests=TESTS[module])
-    (folder / "cosmic.toml").write_text(config)
-    call(folder, "cosmic-ray", "init", "cosmic.toml", "session.sqlite")
-    made = thin(folder / "session.sqlite")
+    folder = ROOT / "build" / "mutants" / module.replace("/", "-")
+    if not (folder / "made").exists():
+        prepare(module, folder)
     call(folder, "cosmic-ray", "exec", "cosmic.toml", "session.sqlite")
     dump = call(folder, "cosmic-ray", "dump", "session.sqlite")
-    shutil.rmtree(folder)
+    made = int((folder / "made").read_text())
     return {"made": made, **summary([json.loads(line) for line in dump.splitlines()])}
+
+
+def prepare(module: str, folder: Path) -> None:
+    """Copy the tree, make mutants and choose some; run the tests, which must pass, unchanged."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, folder / part)
+    most, tests = SURVEYS[module]
+    config = CONFIG.format(module=module, python=sys.executable, tests=tests)
+    (folder / "cosmic.toml").write_text(config)
+    call(
+        folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()
+    )
+    call(folder, "cosmic-ray", "init", "cosmic.toml", "session.sqlite")
+    (folder / "made").write_text(str(thin(folder / "session.sqlite", most)))
 
 
 def call(folder: Path, *command: str) -> str:
@@ -64,7 +82,7 @@ def call(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def thin(session: Path) -> int:
+def thin(session: Path, most: int) -> int:
     """Return how many mutants there are, after all but a random choice of them are taken out.
 
     Left out altogether is what turns `a | b` in an annotation into `a + b`: nobody evaluates it.
@@ -77,7 +95,7 @@ def thin(session: Path) -> int:
         jobs = [job for (job,) in database.execute(
             f"SELECT job_id FROM mutation_specs ORDER BY {order}"
         )]  # fmt: skip
-        kept = random.Random(0).sample(jobs, min(MOST, len(jobs)))
+        kept = random.Random(0).sample(jobs, min(most, len(jobs)))
         marks = ",".join("?" * len(kept))
         for table in ("mutation_specs", "work_items"):
             database.execute(f"DELETE FROM {table} WHERE job_id NOT IN ({marks})", kept)
@@ -105,19 +123,21 @@ def summary(found: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Survey every module, two side by side; write results/mutants.json."""
-    names = sys.argv[1:] or list(TESTS)
-    with ThreadPoolExecutor(2) as pool:
+    """Survey every module, or those that are named; write results/mutants.json."""
+    names = sys.argv[1:] or list(SURVEYS)
+    with ThreadPoolExecutor(1 if sys.argv[1:] else 2) as pool:
         found = dict(zip(names, pool.map(survey, names), strict=True))
     file = HERE / "results" / "mutants.json"
     before = json.loads(file.read_text()) if file.exists() else {}
-    found = {name: found.get(name) or before[name] for name in TESTS if name in {**before, **found}}
+    found = {
+        name: found.get(name) or before[name] for name in SURVEYS if name in {**before, **found}
+    }
     killed = sum(one.get("killed", 0) for one in found.values())
     total = killed + sum(one.get("survived", 0) for one in found.values())
     found["share_killed"] = round(killed / total, 4)
     file.write_text(json.dumps(found, indent=1) + "\n")
     for name, one in found.items():
-        print(name, {k: v for k, v in one.items() if k != "survivors"} if name in TESTS else one)
+        print(name, {k: v for k, v in one.items() if k != "survivors"} if name in SURVEYS else one)
 
 
 if __name__ == "__main__":
