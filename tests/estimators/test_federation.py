@@ -11,7 +11,10 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.base import clone
+from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import simfbo
 from simfbo import Ledger, Point, UserError
@@ -47,10 +50,12 @@ def test_every_exchange_is_counted(fitted):
     counts = {name: sent.rounds for name, sent in fitted.ledger_.by_step.items()}
     probes = counts.pop("curvature")
     assert 5 <= probes <= 15 + 3
-    assert counts == {"moments": 1, "response": 1, "simfbo_step": 20, "client_metrics": 1}
-    assert fitted.ledger_.total.rounds == 22 + probes
-    assert fitted.ledger_.by_step["moments"].floats_up == 3 * 2 * (4 + 1)
-    assert fitted.history_.records[-1]["communication_rounds"] == 22 + probes
+    assert counts == {"means": 1, "centred_moments": 1, "response": 1, "simfbo_step": 20,
+                      "client_metrics": 1}  # fmt: skip
+    assert fitted.ledger_.total.rounds == 23 + probes
+    assert fitted.ledger_.by_step["means"].floats_up == 3 * (4 + 1)
+    assert fitted.ledger_.by_step["centred_moments"].floats_up == 3 * 2 * (4 + 1)
+    assert fitted.history_.records[-1]["communication_rounds"] == 23 + probes
     assert fitted.n_iter_ == 20
     losses = fitted.history_.column("upper_loss")
     assert losses[-1] < 0.1 * losses[0]
@@ -81,24 +86,34 @@ def test_training_with_cohorts_minibatches_and_local_steps():
 
 
 def test_moments_are_those_of_all_rows():
-    columns = np.hstack([X, 1e6 + X[:, :1], np.full((60, 1), 0.1)])
+    columns = np.hstack([X, 1e8 + X[:, :1], np.full((60, 1), 0.1)])
     ledger = Ledger()
     parts = [np.arange(7), np.arange(7, 60)]
     units, _ = _scaling.measure(columns, parts, ledger)
     np.testing.assert_allclose(units.mean, columns.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(units.deviation[:5], columns.std(0)[:5], rtol=1e-3)
-    assert 0 < units.deviation[5] < 1e-7
-    assert ledger.total.rounds == 1
+    np.testing.assert_allclose(units.deviation[:5], columns.std(0)[:5], rtol=1e-7)
+    assert units.deviation[5] == 1  # it is constant
+    assert ledger.total.rounds == 2
     weight = np.arange(60) % 4
     units, mean = _scaling.measure(X, parts, ledger, weight.astype(float))
     repeated = np.repeat(X, weight, axis=0)
     np.testing.assert_allclose(units.mean, repeated.mean(0), rtol=1e-12)
     np.testing.assert_allclose(units.deviation, repeated.std(0), rtol=1e-12)
-    assert (mean, ledger.total.rounds) == (pytest.approx(1.5), 2)
+    assert (mean, ledger.total.rounds) == (pytest.approx(1.5), 4)
+
+
+def test_a_column_far_from_zero_is_as_good_as_any_other():
+    """A column of 1e8 + N(0, 1): R2 as of scikit-learn."""
+    rng = np.random.default_rng(5)
+    far = np.column_stack([1e8 + rng.normal(size=60), rng.normal(size=60)])
+    y = 3 * (far[:, 0] - 1e8) + far[:, 1] + rng.normal(size=60)
+    ours = FederatedRidge(rounds=200, random_state=0).fit(far, y, CLIENTS)
+    theirs = make_pipeline(StandardScaler(), RidgeCV()).fit(far, y)
+    assert ours.score(far, y) == pytest.approx(theirs.score(far, y), abs=0.01)
 
 
 def test_fits_of_one_shape_compile_once(fitted):
-    assert {"moments", "curvature", "simfbo_step"} <= set(PROGRAMS.compiled)
+    assert {"means", "centred_moments", "curvature", "simfbo_step"} <= set(PROGRAMS.compiled)
     before = len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses
     again = clone(fitted).set_params(random_state=1).fit(X, Y, CLIENTS)
     assert (len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses) == before

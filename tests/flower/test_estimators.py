@@ -78,16 +78,18 @@ def test_on_flower_it_is_the_simulation_and_its_folder_holds_the_model(
     flower, tmp_path, single_precision
 ):
     X, y = table()
+    X[:, 1] += 1e6  # which single precision alone would not hold
     model = FederatedLogistic(rounds=3, folds=2, steps=STEPS, random_state=1)
     short = Point(*[codecs.bfloat16()] * 3)
     plan = deployed(model, X, y, codecs=codecs.Codecs(short, short))
     grid = flower.Grid(plan, flower.parts(2))
     history = serve(grid, plan, tmp_path, {})
     assert history.refusals == []
-    assert [m.metadata.message_type for m in grid.sent].count("train.moments") == 2
+    assert [m.metadata.message_type for m in grid.sent].count("train.centred_totals") == 2
     # The units are NumPy's, whatever codes the channels.
     units = history.state.units
-    np.testing.assert_allclose(units.mean, X.mean(0), rtol=1e-6, atol=1e-6)
+    mean = np.asarray(units.mean, float).sum(0)
+    np.testing.assert_allclose(mean, X.mean(0), rtol=1e-13, atol=1e-6)
     np.testing.assert_allclose(units.deviation, X.std(0), rtol=1e-5)
     assert units.rows == sum(SIZES)
     wanted = model.load(simulate(plan), classes=LABELS).decision_function(X)
@@ -106,7 +108,7 @@ def test_on_flower_it_is_the_simulation_and_its_folder_holds_the_model(
     assert f"{sum(SIZES)} rows of both levels together." in text
     assert "## Scores of the clients\n\nNot measured." in text
     assert "| `rounds` | 1000 |" not in text
-    assert "3 of at most 3 rounds: finished." in text
+    assert "3 of at most 3 iterations: finished." in text
 
 
 def test_a_label_that_is_no_class_is_named_with_its_client(flower):

@@ -21,7 +21,7 @@ from simfbo.core.problem import PyTree, Weighted
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import TooFewReplies, UserError
 from simfbo.estimators._columns import TEXT, Column
-from simfbo.estimators._scaling import Units
+from simfbo.estimators._scaling import Units, units_of
 
 Counts = Counter[str | None]  # rows by category; None: missing
 _BITS, _DIGITS = 8, 8  # a double is eight digits of eight bits
@@ -145,10 +145,7 @@ def agree_on_means(federation: SimulatedFederation) -> np.ndarray:
 def agree_on_units(federation: SimulatedFederation, fill: np.ndarray) -> Units:
     """Find means and deviations of columns whose gaps are filled, in one exchange."""
     shift, square = _summed(federation, filled_moments, fill)
-    mean, deviation = fill + shift, np.sqrt(np.maximum(square - shift**2, 0))
-    rows = len(federation.data.lower.samples)
-    constant = deviation <= rows * np.finfo(float).eps * np.abs(mean)
-    return Units(mean, np.where(constant, 1.0, deviation))
+    return units_of(fill, shift, square, len(federation.data.lower.samples))
 
 
 # What clients do in an exchange

@@ -25,7 +25,7 @@ from simfbo.estimators._base import check_positive
 from simfbo.estimators._columns import is_frame
 from simfbo.estimators._linear import FederatedLinear
 from simfbo.estimators._scaling import Units
-from simfbo.estimators._standardised import Measured, scaled, standardised
+from simfbo.estimators._standardised import Measured, pairs, scaled, standardised
 from simfbo.estimators._validation import Data
 from simfbo.flower.deployment import Deployment, Settings
 from simfbo.runs import checkpoint
@@ -37,7 +37,7 @@ from simfbo.tasks.models import Linear
 from simfbo.tasks.task import Setting
 
 LoadRows = Callable[[int, Settings], tuple[Data, Data]]
-Samples = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, labels, folds
+Samples = tuple[np.ndarray, np.ndarray, np.ndarray]  # pairs of columns, labels, folds
 Names = Any  # the number of features, or a sequence of names
 
 
@@ -62,10 +62,9 @@ class Deployable(FederatedLinear):
     ) -> Deployment:
         """Return a deployment that trains this model on Flower, or in `simfbo.flower.simulate`.
 
-        Nobody has to standardise: one exchange before the first round adds up the clients' columns
-        and squares. Each client assigns its own rows to folds. All `rounds` are run, whatever
-        `tol`, as nobody can evaluate the model on all rows. Rows are held in single precision: if
-        a column's mean is thousands of times its deviation, subtract a constant in `load_client`.
+        Nobody has to standardise: two exchanges before the first round add up the clients' columns
+        and the squared distances from their means. Each client assigns its own rows to folds. All
+        `rounds` are run, whatever `tol`, as nobody can evaluate the model on all rows.
 
         Args:
             load_client: (client, the node's settings) -> (X, y), its rows; called only where the
@@ -97,7 +96,7 @@ class Deployable(FederatedLinear):
             found = _samples(client, rows, features, labels, self.folds, seed)
             return found, found
 
-        one = np.zeros((1, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+        one = np.zeros((1, 2, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
         return Deployment(
             algorithm=standardised(method, columns),
             x0=x0,
@@ -135,7 +134,7 @@ class Deployable(FederatedLinear):
         for name in ("feature_names_in_", "clients_", "ledger_", "score_clients_"):  # of a fit
             vars(self).pop(name, None)
         width, outputs = np.shape(state.y.weight)[1:]
-        if len(state.units.mean) != width + (not self._classifies):
+        if np.shape(state.units.mean)[-1] != width + (not self._classifies):
             raise UserError(f"{_named(run)} is not of a {type(self).__name__}: load its own.")
         if self._classifies:
             labels = self._labels(outputs if classes is None else classes)
@@ -153,7 +152,8 @@ class Deployable(FederatedLinear):
 
     def _keep_deployed(self, state: Any, width: int) -> None:
         """Store the model in the last state of a run."""
-        units = Units(*(np.asarray(part, float) for part in state.units[:2]))
+        mean, deviation = (np.asarray(part, float) for part in state.units[:2])
+        units = Units(np.atleast_2d(mean).sum(0), deviation)
         target, classes = (0.0, 1.0), len(getattr(self, "classes_", ()))
         if not classes:
             target = float(units.mean[-1]), float(units.deviation[-1])
@@ -310,7 +310,7 @@ def _samples(
         own = _indices(client, y, labels)
     else:
         columns, own = np.column_stack([columns, y]), np.zeros(len(y), np.int32)
-    return columns.astype(np.float32), own, linear.own_folds(own, folds, seed, client)
+    return pairs(columns), own, linear.own_folds(own, folds, seed, client)
 
 
 def _indices(client: int, y: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -94,7 +94,7 @@ class FairClassifier(LinearClassifier, Fair):
 
     Every group has a training weight, learnt so that the largest of the groups' losses in a
     cross-validation falls; predictions use the mean of the folds' models. Features are
-    standardised, by one exchange over the clients.
+    standardised, by two exchanges over the clients.
 
     Args:
         {training}

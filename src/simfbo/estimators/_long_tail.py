@@ -35,7 +35,7 @@ class LongTailClassifier(LinearClassifier):
 
     Training changes the score of each class by a scale and a shift, which are learnt by a
     cross-validation that weights all classes equally; predictions use the scores alone. Features
-    are standardised, by one exchange over the clients.
+    are standardised, by two exchanges over the clients.
 
     Args:
         {training}

@@ -28,7 +28,7 @@ class NoisyLabelClassifier(LinearClassifier):
     """Logistic regression that learns how far to trust labels, from a few known to be correct.
 
     Rows with trusted labels are used for validation and, in `folds`, also for training. Features
-    are standardised, by one exchange over the clients.
+    are standardised, by two exchanges over the clients.
 
     Args:
         {training}

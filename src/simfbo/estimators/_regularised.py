@@ -114,7 +114,7 @@ def _model(x: jax.Array, y: Linear) -> Linear:
 class FederatedRidge(LinearRegressor, RegularisedLinear, Deployable):
     """Ridge regression that learns how strongly to regularise every feature.
 
-    Features and target are standardised, by one exchange over the clients. The L2 weights minimise
+    Features and target are standardised, by two exchanges over the clients. The L2 weights minimise
     the error of a cross-validation; predictions use the mean of the folds' models.
 
     Args:

@@ -1,8 +1,8 @@
-"""The one exchange before training: means and standard deviations over all clients' rows.
+"""Two exchanges before training: means and standard deviations over all clients' rows.
 
-Clients send the means of their columns and of the squares, weighted by their numbers of rows;
-nobody sees another client's rows. They use double precision, because a variance is the difference
-of two such means.
+Clients send the means of their columns, weighted by their numbers of rows, and then, once they know
+the mean over all, those of the squared distances from it; nobody sees another client's rows. From
+squares alone, a variance would be the difference of two numbers that may be almost equal.
 """
 
 import math
@@ -81,7 +81,7 @@ class Scaled(NamedTuple):
         target_units: mean and deviation of the target; 0 and 1 for classes, the logarithm of the
             mean and 1 for counts and sizes.
         shares: the means of the extra columns.
-        ledger: the table's, with the exchange that measured the units.
+        ledger: the table's, with the exchanges that measured the units.
     """
 
     training: Training
@@ -92,11 +92,11 @@ class Scaled(NamedTuple):
 
 
 def standardised(table: Table, *extra: np.ndarray, weight: np.ndarray | None = None) -> Scaled:
-    """Standardise the rows, by one exchange over the clients.
+    """Standardise the rows, by two exchanges over the clients.
 
     Args:
         table: the rows.
-        extra: further columns to average in the same exchange.
+        extra: further columns to average in the same exchanges.
         weight: [N], how much each row counts; all the same by default.
     """
     own = () if table.classes > 0 else (table.target[:, None],)
@@ -124,46 +124,65 @@ def _in_units(target: np.ndarray, units: Units, kind: int) -> tuple[np.ndarray, 
 def measure(
     columns: np.ndarray, parts: Rows, ledger: Ledger, weight: np.ndarray | None = None
 ) -> tuple[Units, float]:
-    """Measure the units of the clients' columns, in one exchange that the ledger records.
+    """Measure the units of the clients' columns, in two exchanges that the ledger records.
 
     Returns:
         The units, and the mean of the rows' weights.
     """
     weighted = weight is not None
-    rows, step = ((columns, weight), weighted_moments) if weighted else (columns, moments)
+    rows = (columns, weight) if weighted else (columns,)
     with jax.enable_x64(True):
         federation = SimulatedFederation(roomy(federate(rows, parts, parts)))
         federation.ledger = ledger
         key = jax.random.key(0)  # nothing is drawn: all clients reply
-        found = federation.sum(step, (), federation.cohort(key), key)
-        total = float(found[2]) if weighted else 1.0
-        mean, square = (np.asarray(part, float) / total for part in found[:2])
-    return units_of(mean, square, len(columns)), total
+        cohort = federation.cohort(key)
+        found = federation.sum(means, (), cohort, key)
+        total = float(found[1]) if weighted else 1.0
+        centre = np.asarray(found[0], float) / total
+        found = federation.sum(centred_moments, centre, cohort, key)
+        shift, square = (np.asarray(part, float) / total for part in found)
+    return units_of(centre, shift, square, len(columns)), total
 
 
-def units_of(mean: np.ndarray, square: np.ndarray, count: float) -> Units:
-    """Return the units of columns, from the means of them and of their squares over all rows."""
-    # A variance below the rounding error of the sums cannot be measured: use that error instead.
-    least = count * np.finfo(float).eps * square
-    deviation = np.sqrt(np.maximum(square - mean**2, least))
-    return Units(mean, np.where(deviation > 0, deviation, 1.0))
+def units_of(centre: np.ndarray, shift: np.ndarray, square: np.ndarray, count: float) -> Units:
+    """Return the units of columns.
+
+    Args:
+        centre: numbers near the columns' means, or within a deviation of them.
+        shift: the means of the columns less the centre.
+        square: the means of the squares of that.
+        count: of the rows; a deviation below the rounding error of a sum of so many counts as none.
+    """
+    mean, deviation = centre + shift, np.sqrt(np.maximum(square - shift**2, 0))
+    constant = deviation <= count * np.finfo(float).eps * np.abs(mean)
+    return Units(mean, np.where(constant, 1.0, deviation))
 
 
-def moments(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-    """Return the means of a client's columns and of their squares."""
+def means(payload: PyTree, client: Client) -> tuple[PyTree, ...]:
+    """Return the means of a client's columns, times the rows' weights if there are any, and these.
+
+    The samples are (columns,) or (columns, weights).
+    """
     batch = client.data.lower.full(client.data.client)
-    first = average(lambda rows: rows.mean(0), batch)
-    return first, average(lambda rows: (rows**2).mean(0), batch)
+    first = average(lambda rows: _weighted(rows[0], rows).mean(0), batch)
+    if len(client.data.lower.samples) == 1:
+        return (first,)
+    return first, average(lambda rows: rows[1].mean(), batch)
 
 
-def weighted_moments(payload: PyTree, client: Client) -> tuple[PyTree, PyTree, PyTree]:
-    """Return the means of a client's columns and of their squares, times the weights, and these."""
+def centred_moments(centre: jax.Array, client: Client) -> tuple[PyTree, PyTree]:
+    """Return the means of a client's columns less the centre, and of the squares of that."""
     batch = client.data.lower.full(client.data.client)
 
     def mean(power: int) -> PyTree:
-        return average(lambda rows: (rows[1][:, None] * rows[0] ** power).mean(0), batch)
+        return average(lambda rows: _weighted((rows[0] - centre) ** power, rows).mean(0), batch)
 
-    return mean(1), mean(2), average(lambda rows: rows[1].mean(), batch)
+    return mean(1), mean(2)
+
+
+def _weighted(numbers: PyTree, rows: PyTree) -> PyTree:
+    """Return numbers times the weights of their rows, if these have any."""
+    return numbers if len(rows) == 1 else rows[1][:, None] * numbers
 
 
 def one_hot(labels: np.ndarray, count: int) -> np.ndarray:

@@ -1,9 +1,11 @@
 """Rows that are standardised where they are: an algorithm that measures their units first.
 
-The clients of a deployment hold rows in the users' units. Before the first round, one exchange adds
-up their counts, sums and squares. From then on every payload carries the units as a fourth part,
-and a client step sees standardised rows. The units are a part of the state, so a resumed run has
-them. They belong to no channel, so codecs leave them as they are.
+The clients of a deployment hold rows in the users' units. Before the first round, two exchanges add
+up their counts and sums, and the squared distances from the mean. Single precision is not enough
+for the difference of a number and a mean that is much larger, so both are pairs of numbers, the
+second of which is what the first leaves out. From then on every payload carries the units as a
+fourth part, and a client step sees standardised rows. The units are a part of the state, so a
+resumed run has them. They belong to no channel, so codecs leave them as they are.
 """
 
 import sys
@@ -39,7 +41,7 @@ class Measured(NamedTuple):
     """What the clients' rows have in common.
 
     Attributes:
-        mean: of every column.
+        mean: of every column, as `pairs` returns it.
         deviation: of every column.
         rows: how many there are; 0 before they are counted.
     """
@@ -81,12 +83,12 @@ def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
 
     Args:
         algorithm: of a problem whose samples are as `scaled` returns them.
-        columns: of the samples that the clients hold: (columns, and any other arrays).
+        columns: of the samples that the clients hold: (pairs of columns, and any other arrays).
     """
     inner = algorithm.hosted or Hosted(lambda _: sys.maxsize, _same, algorithm.round, _same)
 
     def init(x: PyTree, y: PyTree) -> Standardised:
-        zeros = (np.zeros(shape, np.float32) for shape in (columns, columns, ()))
+        zeros = (np.zeros(shape, np.float32) for shape in ((2, columns), columns, ()))
         return Standardised(algorithm.init(x, y), Measured(*on_device(tuple(zeros))))
 
     def inside(part: Part) -> Part:
@@ -105,7 +107,7 @@ def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
     hosted = Hosted(
         lambda state: inner.ahead(state.base), prepare, inside(inner.round), inside(inner.finish)
     )
-    steps = (moments, *map(_on_scaled, algorithm.client_steps))
+    steps = (totals, centred_totals, *map(_on_scaled, algorithm.client_steps))
     tracing = Tracing(round, hosted=hosted)
     return algorithm._replace(
         init=init, round=round, client_steps=steps, tracing=tracing, judged=_judged
@@ -116,18 +118,39 @@ def scaled(samples: PyTree, units: Measured) -> PyTree:
     """Return (columns, ...) with standardised columns, and the number of all rows as the last."""
     columns, *rest = samples
     count = jnp.broadcast_to(units.rows, len(columns))
-    return (columns - units.mean) / units.deviation, *rest, count
+    return (columns - units.mean).sum(1) / units.deviation, *rest, count
 
 
-def moments(payload: PyTree, client: Client) -> PyTree:
-    """Return a client's number of rows, and the sums of its columns and of their squares."""
+def pairs(numbers: np.ndarray) -> np.ndarray:
+    """Return each number of [..., d] as two in single precision, [..., 2, d], whose sum it is."""
+    first = numbers.astype(np.float32)
+    return np.stack([first, (numbers - first).astype(np.float32)], -2)
+
+
+def totals(payload: PyTree, client: Client) -> PyTree:
+    """Return a client's number of rows, and the sums of its columns."""
+    count, total = _sums(client)
+    return count, total(0.0, 1)
+
+
+def centred_totals(centre: jax.Array, client: Client) -> PyTree:
+    """Return the sums of a client's columns less the centre, and of the squares of that."""
+    _, total = _sums(client)
+    return total(centre, 1), total(centre, 2)
+
+
+def _sums(client: Client) -> tuple[jax.Array, Callable[[Any, int], jax.Array]]:
+    """Return a client's number of rows, and (centre, power) -> sums of powers of its columns."""
     data = client.data
     batch, count = data.lower.full(data.client), data.lower.size(data.client).astype(float)
 
-    def total(power: int) -> jax.Array:
-        return count * average(lambda rows: (rows[0].astype(float) ** power).mean(0), batch)
+    def total(centre: Any, power: int) -> jax.Array:
+        def mean(rows: PyTree) -> jax.Array:
+            return ((rows[0].astype(float).sum(1) - centre) ** power).mean(0)
 
-    return count, total(1), total(2)
+        return count * average(mean, batch)
+
+    return count, total
 
 
 def _measured(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
@@ -135,14 +158,16 @@ def _measured(state: Standardised, federation: Federation, key: jax.Array) -> St
     if np.asarray(state.units.rows):
         return state
     everyone = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
-    # A variance is the difference of two means: double precision.
     with jax.enable_x64(True):
-        found = federation.sum(moments, (), everyone, key)
+        found = federation.sum(totals, (), everyone, key)
         _require_all(federation)
-        count, first, second = (np.asarray(part, float) for part in found)
-    units = units_of(first / count, second / count, float(count))
-    parts = (np.asarray(part, np.float32) for part in (*units, count))
-    return state._replace(units=Measured(*on_device(tuple(parts))))
+        count, first = (np.asarray(part, float) for part in found)
+        found = federation.sum(centred_totals, first / count, everyone, key)
+        _require_all(federation)
+        shift, square = (np.asarray(part, float) / count for part in found)
+    mean, deviation = units_of(first / count, shift, square, float(count))
+    parts = pairs(mean), np.asarray(deviation, np.float32), np.asarray(count, np.float32)
+    return state._replace(units=Measured(*on_device(parts)))
 
 
 def _require_all(federation: Federation) -> None:
