@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 
-.PHONY: demo test test-quick test-all coverage docs methods setup torch lint types unit benchmark-setup lock sbom clean
+.PHONY: demo test test-quick test-all coverage docs methods numbers setup torch lint types unit benchmark-setup lock sbom clean
 
 demo: setup  ## Train SimFBO on MNIST with the paper's settings and with few bytes; writes a folder under runs/
 	$(BIN)/simfbo compare --config examples/demo.toml --or-digits --jobs 2
@@ -69,6 +69,9 @@ docs: .venv/.docs  ## Build and check the documentation site: build/docs/index.h
 
 methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledger and the results
 	$(BIN)/python docs/make_methods.py
+
+numbers: setup  ## Write the numbers and dates of results into the documents that quote them
+	$(BIN)/python docs/make_numbers.py
 
 benchmark-setup: .venv/.torch  ## PyTorch and more, for comparisons of speed
 	$(PIP) --no-build-isolation --editable '.[benchmark]'

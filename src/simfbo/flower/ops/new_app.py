@@ -23,7 +23,11 @@ _USE = """
     from task import trained
 
     model = trained("runs/...")  # the folder that `simfbo flower run` named
-    model.predict(rows), model.coef_, model.regularisation_"""
+    model.predict(rows), model.coef_
+
+With 50 rounds, enough to try the app, the L2 weights `model.regularisation_` have hardly left
+their first value. For a result set `rounds` in `pyproject.toml` to some hundreds, and read the
+verdict that the run ends with."""
 
 
 class Kind(NamedTuple):
