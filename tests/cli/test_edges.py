@@ -170,3 +170,12 @@ def test_names_of_any_bytes(name, monkeypatch):
     assert simfbo("report", f"{name}/it", "--output", f"{name}/report") == 0
     assert simfbo("data", "--data-dir", f"{name}/data") == 0
     assert {path.name for path in Path().iterdir()} == {name}
+
+
+def test_a_file_that_cannot_be_read(simfbo, monkeypatch):
+    def load(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{path}/history.jsonl")
+
+    monkeypatch.setattr(History, "load", load)
+    sentence = "simfbo: it/history.jsonl cannot be used: Permission denied.\n"
+    assert simfbo("report", "it") == (2, "", sentence)
