@@ -131,6 +131,10 @@ class LocalDraw(NamedTuple):
     tau: Int[Any, "*clients"]
     rule: Int[Any, "*clients"]
 
+    def of(self, clients: Any) -> LocalDraw:
+        """Return what was drawn for some of the clients."""
+        return LocalDraw(self.tau[clients], self.rule[clients])
+
 
 class RuleTable(NamedTuple):
     """Different rules, a row for each; what is the same for plain steps is None.
@@ -219,7 +223,7 @@ class LocalWork:
 
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
         """Return the plan of all n clients, or of some, for the exchange of `key`."""
-        return self.table.plan(jax.tree.map(lambda a: a[clients], self.drawn(key, n)))
+        return self.table.plan(self.drawn(key, n).of(clients))
 
     def drawn(self, key: jax.Array, n: int) -> LocalDraw:
         """Return what is drawn for all n clients, for the exchange of `key`."""

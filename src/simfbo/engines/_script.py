@@ -94,7 +94,7 @@ def as_inputs(server: Server, rounds: list[list[Any]], length: int) -> list[Any]
     def needed(one: Any) -> Any:
         if not isinstance(one, Row):
             return one if server.cohort is None or not isinstance(one, Cohort) else None
-        work = one.work if server.work is None else None
+        work = one.work.of(one.cohort.ids) if server.work is None else None
         return work, ~one.absent if server.absent is None else None
 
     def stack(*values: Any) -> np.ndarray:

@@ -39,7 +39,7 @@ class Fixed(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What was drawn for one exchange."""
+    """What was drawn for one exchange; `work` is that of all clients."""
 
     cohort: Cohort
     work: LocalDraw
@@ -96,7 +96,7 @@ class Server(NamedTuple):
         engine, work = self.engine, self.work
         ids = engine.data.ids
         if work is not None and all((part == part[0]).all() for part in work):
-            work = LocalDraw(work.tau[0], work.rule[0])
+            work = work.of(0)
         known = self.work is not None and engine.local_work.assigned
         return Fixed(
             weights=None if self.cohort is None else np.asarray(self.cohort.weights),
@@ -142,8 +142,7 @@ class Server(NamedTuple):
         engine = self.engine
         work = engine.local_work.drawn(key, engine.n) if self.work is None else self.work
         absent = engine.absent(key, cohort.ids) if self.absent is None else self.absent
-        own = LocalDraw(work.tau[cohort.ids], work.rule[cohort.ids])
-        return Row(cohort, own, absent)
+        return Row(cohort, work, absent)
 
     def draw_rho(self, key: Any) -> np.ndarray:
         """Return rho for a key."""

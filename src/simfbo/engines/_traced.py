@@ -333,7 +333,7 @@ class Traced(_Common):
     def _work(self, places: Any) -> LocalDraw:
         """Return what some clients do in every round."""
         work = jax.tree.map(jnp.asarray, self.fixed.work)
-        return work if work.tau.ndim == 0 else jax.tree.map(lambda a: a[places], work)
+        return work if work.tau.ndim == 0 else work.of(places)
 
 
 def _scaled(factor: Any, tree: PyTree) -> PyTree:

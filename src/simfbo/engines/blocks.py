@@ -205,7 +205,7 @@ class Blocks:
         exchange = exchange_of(request, found, row.absent, engine.rules(one.name))
         engine.latest = exchange
         engine.refusals += exchange.refusals
-        engine.observe(exchange, row.cohort.weights, server.plan(row.work).norm)
+        engine.observe(exchange, row.cohort.weights, server.plan(row.work.of(row.cohort.ids)).norm)
 
 
 def _octets(codecs: Codecs | None, note: Noted, absent: np.ndarray) -> Octets | None:
