@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from simfbo import (
     algorithms,
     codecs,
     cost,
+    from_clients,
     run,
 )
 from simfbo.core import privacy, sampling
@@ -333,3 +335,26 @@ class TestFixedPoint:
         biased = Codecs(up=every(codecs.top_k(0.4)))
         moved = self.mean_x(task, biased, 0.5, 4_000)
         assert np.linalg.norm(moved.mean - best) > 0.1
+
+
+def product(payload, client):
+    """Send a product, whose last bits depend on how it is compiled."""
+    return Point(x=jnp.tanh(client.data.lower_batch(client.key)[0]) @ payload.x)
+
+
+def test_low_rank_on_all_engines(single_precision):
+    """Messages differ in their last bits, and what is decoded by hardly more: no sign may flip.
+
+    For one and the same message it is equal to the bit (`CODEC_LAWS`).
+    """
+    rng = np.random.default_rng(0)
+    bases = [np.linalg.qr(rng.normal(size=(80, 80)))[0] for _ in range(2)]
+    falling = ((bases[0] * 0.7 ** np.arange(80)) @ bases[1]).astype("float32")
+    samples = [rng.normal(size=(1, 80, 80)).astype("float32") for _ in range(6)]
+    data, found = from_clients(samples, samples), []
+    for engine in (SimulatedFederation, DebugFederation):
+        federation = engine(data, codecs=Codecs(up=Point(x=codecs.lowrank(8, 0.3))))
+        key = jax.random.key(1)
+        payload = Point(x=jnp.asarray(falling))
+        found.append(np.asarray(federation.sum(product, payload, federation.cohort(key), key).x))
+    assert np.linalg.norm(found[0] - found[1]) < 1e-2 * np.linalg.norm(found[1])

@@ -30,7 +30,7 @@ ALARM = 8  # looks that found something, less those that did not
 AGAIN = 3  # suspicions of one kind in a run, at most
 
 OUTLIER, MOST = 5.0, 0.8  # times the median norm; of the sum of norms
-OPPOSED, AGAINST, AGREE = -0.6, -0.3, 0.1  # cosines
+OPPOSED, AGAINST, AGREE = -0.8, -0.3, 0.1  # cosines
 CANCEL = 0.25  # norm of the sum over the sum of norms
 EQUAL = 1e-3  # relative distance
 FEWEST, WIDE = 6, 64  # clients and numbers below which cosines say nothing

@@ -70,8 +70,9 @@ class SimulatedFederation(Engine):
             aggregators: how replies are combined, by channel; weighted sums by default.
             absence: which clients fail to reply, to simulate drop-outs; none by default.
             codecs: how messages are coded, by direction and channel; not at all by default. What
-                arrives is computed to the bit; the lengths of entropy codes are computed too, of
-                two clients in every exchange, and the ledger says how exact that is.
+                arrives of a message is computed to the bit; the lengths of entropy codes are
+                computed too, of two clients in every exchange, and the ledger says how exact
+                that is.
             detect_anomalies: whether clients' messages are compared, and those that stand out are
                 reported, as on Flower; here all clients are yours, so it is off by default.
             strategy: "lanes" computes clients one after the other in two threads, for large

@@ -158,7 +158,9 @@ def factors(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Arr
     turn = turn[:, ::-1][:, :rank]
     root = jnp.sqrt(values)
     right = (inside.T @ turn) / jnp.where(root > 0, root, 1.0)
-    return (basis @ turn) * root, right, values
+    # An eigenvector's sign is arbitrary: without a rule, the last bit of a message decides it.
+    sign = jnp.where(start[:, 0] @ right < 0, -1.0, 1.0).astype(right.dtype)
+    return (basis @ turn) * (root * sign), right * sign, values
 
 
 def _orthonormal(span: jax.Array) -> jax.Array:
