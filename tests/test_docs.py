@@ -41,6 +41,7 @@ INLINE = re.compile(r"(?<![\w$\-\"'])\$(?! )([^$\n]+)(?<! )\$(?![\w$\-\"])")
 MISREAD = re.compile(r"[*<>]|\\[^a-zA-Z]|[^a-zA-Z0-9]_|\\operatorname|\n *[-+=#]|[^\x00-\x7f]")
 BRACKETS = ((r"\{", r"\}"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\\left\b", r"\\right\b"))
 WIDTH = 120
+START = "0.003 0.003"  # L2 weights of an estimator that has learnt nothing
 # Phrases and names of an earlier style, none of which a native engineer would write.
 DIALECT = (
     "is told",
@@ -97,13 +98,15 @@ RUN = [
 ]
 
 
+@pytest.mark.filterwarnings("error:The fit has not converged")
 @pytest.mark.parametrize("page", RUN)
-def test_code_runs(page, tmp_path, monkeypatch):
+def test_code_runs_without_warnings_and_prints_what_was_learnt(page, tmp_path, monkeypatch, capsys):
     for needed in NEEDS.findall(text_of(page)):
         for package in needed.split(", "):
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     execute(page)
+    assert START not in capsys.readouterr().out
 
 
 def test_the_readme_example_runs_and_tells_which_features_matter(capsys):

@@ -58,7 +58,7 @@ def draw_line(ax: Axes, name: str, size: float | None) -> style.Label:
     ax.plot(grid, middle, color=colour, lw=3 if main else 2, zorder=4 if main else 3)
     if size is not None:
         ax.plot(size, TARGET, "o", color=WHITE, mec=colour, mew=2, ms=8, zorder=5)
-    text = name if size is None else f"{name}: {amount(size)}"
+    text = f"{name}: {'run ends' if size is None else amount(size)}"
     return style.Label(text, grid, middle, colour, bold=True)
 
 
