@@ -203,7 +203,7 @@ class LocalWork:
         assigned: whether the server assigns the local work, and so knows all of it in advance.
             Otherwise it learns ||a_i||_1 only from the clients that reply.
         choose: (key, n) -> which of `rules` every client follows in this exchange, as positions in
-            the list; by default client i follows the i-th.
+            the list, see `simfbo.sampling.keyed`; by default client i follows the i-th.
     """
 
     draw: Callable[[jax.Array, int], np.ndarray]
