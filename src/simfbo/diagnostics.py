@@ -171,20 +171,22 @@ def client_drift(
     """
     federation = SimulatedFederation(data, local_work=local_work)
     start, cohort = Point(state.x, state.y, state.v), federation.cohort(key)
-    mean, square = federation.sum(_moves(problem), start, cohort, key, local)
-    spread = [max(0.0, float(s - trees.squared_norm(m))) for m, s in zip(mean, square, strict=True)]
-    return dict(zip(Point._fields, spread, strict=True))
+    nowhere = jax.tree.map(jnp.zeros_like, start)
+    mean, _ = federation.sum(_moves(problem), (start, nowhere), cohort, key, local)
+    _, spread = federation.sum(_moves(problem), (start, mean), cohort, key, local)
+    return dict(zip(Point._fields, map(float, spread), strict=True))
 
 
 @once_per_problem
 def _moves(problem: BilevelProblem) -> ClientStep:
-    """Return the client step that gives how far local work leads, and the squares of that."""
+    """Return the client step that gives how far local work leads, and how far from a centre."""
     draw = drawn_directions(problem)
 
-    def moves(payload: Point[PyTree], client: Client) -> tuple[Point[PyTree], Point[PyTree]]:
-        q = local_steps(draw, payload, client)
+    def moves(payload: tuple[Point[PyTree], Point[PyTree]], client: Client) -> PyTree:
+        start, centre = payload
+        q = local_steps(draw, start, client)
         move = Point(*(trees.scale(e, part) for e, part in zip(client.eta, q, strict=True)))
-        return move, Point(*map(trees.squared_norm, move))
+        return move, Point(*map(trees.squared_norm, trees.subtract(move, centre)))
 
     return moves
 
