@@ -37,18 +37,23 @@ compile_cache.keep_compilations = lambda: None
 gc.set_threshold(10_000, 20, 20)
 
 
-_SMALL = ("core", "engines", "algorithms", "runs", "studies", "torch")  # folders of small programs
-
-
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation(request):
-    """Compile without optimisations where programs are small and run a few times only.
+    """Compile without optimisations, but for the command line: other programs are small.
 
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 (or 1) in the environment decides for all tests instead.
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-        small = request.path.parent.name in _SMALL
+        small = request.path.parent.name not in ("cli", "experiments")
         jax.config.update("jax_disable_most_optimizations", small)
+
+
+@pytest.fixture
+def optimised():
+    """Compile as users do."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 _MAPPED = Path("/proc/self/maps")  # Linux allows a process 65,530 of them

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,14 +18,6 @@ from simfbo.tasks import baselines
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SENT = {"communication_rounds": 1, "bytes_up": 1, "bytes_down": 1}
-
-
-@pytest.fixture
-def quick_to_compile():
-    """Compile programs that run for a second in half of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -51,7 +42,7 @@ def untrained(monkeypatch):
 
 
 @pytest.fixture
-def example(single_precision, quick_to_compile, monkeypatch, tmp_path, capsys):
+def example(single_precision, monkeypatch, tmp_path, capsys):
     """Return (name) -> an example's variables, after a check of what it printed and drew."""
 
     def run(name: str) -> dict[str, Any]:

@@ -65,13 +65,11 @@ def texts(model, sizes):
 @pytest.fixture(scope="module")
 def here():
     """Return the set-up of the tiny model with adapters."""
-    jax.config.update("jax_disable_most_optimizations", True)
     model, sizes = tiny(), desks.Sizes(desk=8, trusted=8, test=4)
     made, losses = texts(model, sizes), run.losses_of("adapters", model.layers[-1])
     given = desks.world(made.opinions, made.truth, sizes, seed=0)
     found = run.setup(made, losses, "adapters", given, rounds=10, seed=0)
-    yield found._replace(steps=run.Steps(x=0.3, y=0.03, v=0.1, careful=0.03))
-    jax.config.update("jax_disable_most_optimizations", False)
+    return found._replace(steps=run.Steps(x=0.3, y=0.03, v=0.1, careful=0.03))
 
 
 def test_pieces():

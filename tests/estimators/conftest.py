@@ -1,4 +1,4 @@
-"""Fast fits: nearly all their time is compilation, of small programs that need no optimisation."""
+"""Fits without training."""
 
 import jax
 import numpy as np
@@ -7,13 +7,6 @@ import pytest
 from simfbo import ClientScores, History, Point
 from simfbo.estimators import _fair, _noisy_labels, _scaling
 from simfbo.estimators._base import FederatedEstimator
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

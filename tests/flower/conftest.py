@@ -117,11 +117,3 @@ def flower():
     return SimpleNamespace(
         Grid=MemoryGrid, parts=parts, deployed=deployed, samples_of=samples_of, copied=copied
     )
-
-
-@pytest.fixture
-def small_programs():
-    """Compile without optimisations, which would take longer than what is compiled."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

@@ -17,7 +17,6 @@ SIZES = (9, 14, 14, 9)  # the same shapes on either of two nodes
 owner = np.repeat(np.arange(4), SIZES)
 LABELS = ["no", "yes"]
 STEPS = Point(x=0.5, y=0.5, v=0.5)
-pytestmark = pytest.mark.usefixtures("small_programs")
 
 
 def table(numbers=False):

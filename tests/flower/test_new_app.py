@@ -10,7 +10,6 @@ from simfbo.cli.main import main
 from simfbo.flower.ops.control_api import bundle
 
 pytest.importorskip("pandas")
-pytestmark = pytest.mark.usefixtures("small_programs")
 
 
 @pytest.fixture

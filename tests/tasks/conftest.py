@@ -1,4 +1,4 @@
-"""Second implementations in NumPy that several tests of tasks share, and fast compilation."""
+"""Second implementations in NumPy that several tests of tasks share."""
 
 from typing import NamedTuple
 
@@ -101,19 +101,3 @@ def share_rows(parts, p, count):
 @pytest.fixture(scope="session")
 def by_hand():
     return Toolbox(cross_entropy, fit, slopes, share_rows, hypergradient)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Nearly all the time here is compilation, of small programs that need no optimisation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
-def optimised():
-    """Compile as users do."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
