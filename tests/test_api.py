@@ -167,7 +167,7 @@ def test_cost_tables_are_the_ledgers(name, single_precision):
                             ("total", ledger.total)]
     ]  # fmt: skip
     lines = text_of(f"reference-{name}.md").splitlines()
-    first = lines.index("| client step | rounds | floats down | floats up | down | up |")
+    first = lines.index("| client step | exchanges | floats down | floats up | down | up |")
     assert lines[first + 2 : first + 2 + len(rows) + 1] == [*rows, ""]
 
 

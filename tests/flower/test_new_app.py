@@ -62,7 +62,7 @@ def test_rows_are_read_from_parquet_or_csv(tmp_path, modules, monkeypatch):
     task = modules(tmp_path / "demo", "task")
     plan = task.deployment({"rounds": 9, "seed": 0, "timeout": 5.0, "data": data})
     (columns, labels, folds), _ = plan.load_client(5, {})
-    assert columns.shape == (40, 4)
+    assert columns.shape == (40, 2, 4)  # each number as the sum of two floats
     assert {*labels.tolist()} == {0, 1}
     assert {*folds.tolist()} == {*range(5)}
 
