@@ -374,12 +374,17 @@ def test_an_unknown_key_is_answered_with_a_known_one(settings, sentence):
          "steps must not exceed 100,000,000: lower one of them."),
         ({"task.batch_size": 10**9}, "'task.batch_size' should be less than or "
          "equal to 100000, got 1000000000."),
-        ({f"rounds{5000 * '.a'}": 1}, "'rounds' should be a valid integer, got a "
-         "value too long to show."),
     ],
 )  # fmt: skip
 def test_a_value_beyond_all_bounds_is_one_short_sentence(settings, sentence):
     assert complaint(QUADRATIC | settings) == sentence
+
+
+def test_a_table_of_5000_levels_is_one_short_sentence():
+    """Python shows it from 3.13 on; before, it is too deep."""
+    said = complaint(QUADRATIC | {f"rounds{5000 * '.a'}": 1})
+    assert said.startswith("'rounds' should be a valid integer, got ")
+    assert len(said) <= 121
 
 
 def test_a_quadratic_larger_than_memory_is_refused():
