@@ -19,7 +19,7 @@ test-quick: setup  ## The inner loop: the mathematics, configuration and files
 	$(PYTEST) tests/core tests/engines tests/config tests/runs \
 	  tests/datasets tests/studies tests/experiments tests/algorithms/test_simfbo.py
 
-test-all: .venv/.torch lint types  ## All tests, compiled as users do; those of benchmarks too
+test-all: .venv/.torch lint types  ## All tests, those of benchmarks' code too, with XLA's usual emitters
 	XLA_FLAGS= $(PYTEST) -m "" tests src benchmarks/*/test_*.py
 
 coverage: .venv/.torch  ## Which lines the tests reach; writes coverage.xml

@@ -16,7 +16,7 @@ import pytest
 collect_ignore_glob = [] if find_spec("torch") else ["src/simfbo/torch/*"]
 
 # Nearly all the time of a first run is compilation, half of it in XLA's emitters of fused loops.
-# XLA_FLAGS in the environment, empty in `make test-all`, decides instead: compile as users do.
+# XLA_FLAGS in the environment, empty in `make test-all`, decides instead.
 if jax.__version_info__ < (0, 11):  # later ones have no such flag, and need less time
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
