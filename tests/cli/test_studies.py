@@ -39,7 +39,7 @@ def test_compare(simfbo, in_process):
     assert first[0] != first[1]
     table = Path("out/table.md").read_text().splitlines()
     assert table[0].startswith(
-        "| method | grad norm squared | iterations | exchanges | MB | CPU s | to "
+        "| method | grad norm squared | iterations | exchanges | MB | CPU s | verdict | to "
     )
     assert table[3].split(" | ")[2:4] == ["4", "40"]
     before = stamps("out")

@@ -34,11 +34,13 @@ def seen(**norms):
     return found
 
 
-def test_a_run_that_converges_says_so_with_its_residuals(tmp_path):
+def test_with_given_step_sizes_a_solved_run_is_unknown(tmp_path):
+    """All residuals are small, but nothing was measured that bounds the errors."""
     history = go(simfbo(PROBLEM, STEPS), 150, directory=tmp_path)
     verdict = history.verdict
-    assert verdict["converged"] is True
-    assert verdict["text"].startswith("converged: lower problem solved to ")
+    assert (verdict["status"], verdict["converged"]) == ("unknown", None)
+    assert verdict["text"].startswith("unknown: lower-level residual ")
+    assert verdict["text"].endswith(": only automatic step sizes measure the curvature")
     fall = np.linalg.norm(TRUTH.hypergradient(history.state.x))
     fall /= np.linalg.norm(TRUTH.hypergradient(TASK.x0))
     assert verdict["hypergradient"] < 0.05
@@ -52,14 +54,14 @@ def test_a_run_that_is_too_short_says_so():
     assert history.verdict["converged"] is False
     assert history.verdict["lower"] < 0.05
     assert history.verdict["hypergradient"] > 0.9
-    advice = "; use more rounds or, with steps of your own, larger ones"
+    advice = "; use more rounds or larger step sizes"
     assert history.verdict["text"].endswith(advice)
 
 
 def test_other_steps_of_several_exchanges():
     history = go(fednest(PROBLEM, Point(x=0.2, y=0.3, v=0.3), 1, 8), 60)
-    assert set(history.verdict) == {"lower", "hypergradient", "converged", "text"}
-    assert history.verdict["converged"] is True
+    assert set(history.verdict) == {"lower", "hypergradient", "status", "converged", "text"}
+    assert history.verdict["status"] == "unknown"
 
 
 def test_a_method_without_residuals_has_no_verdict():
@@ -108,18 +110,52 @@ def test_the_hypergradient_counts_from_when_y_and_v_are_near():
     early = seen(y=decays, v=decays, x=np.append([1000.0] * 50, [1.0] * 150))
     assert MODULE.verdict(early)["hypergradient"] == pytest.approx(1.0)
     fell = seen(y=decays, v=decays, x=np.append([1000.0] * 50, np.geomspace(1.0, 1e-4, 150)))
-    assert MODULE.verdict(fell)["converged"] is True
+    assert MODULE.verdict(fell)["hypergradient"] < 1e-3
 
 
 def test_growing_residuals_ask_for_smaller_steps():
     grows = seen(y=np.geomspace(1, 100, 100), x=np.ones(100))
     text = MODULE.verdict(grows)["text"]
-    assert text.startswith("not converged: lower problem solved to ")
-    assert text.endswith("; use smaller or automatic steps")
+    assert text.startswith("not converged: lower-level residual ")
+    assert text.endswith("; residuals grow: use smaller or automatic step sizes")
+    assert "automatic" not in MODULE.verdict(grows, EVIDENCE)["text"]
 
 
 def test_residuals_of_zero_are_solved():
-    assert MODULE.verdict(seen(y=np.zeros(40), x=np.zeros(40)))["converged"] is True
+    assert MODULE.verdict(seen(y=np.zeros(40), x=np.zeros(40)), EVIDENCE)["converged"] is True
+
+
+SMALL = seen(
+    y=np.geomspace(1, 1e-4, 200), v=np.geomspace(1, 1e-4, 200), x=np.geomspace(1, 1e-4, 200)
+)
+EVIDENCE = {
+    "y": 0.01, "v": 0.01, "hypergradient": 0.01, "first": 1.0, "gain": 1.0, "late": 1.0,
+    "doubt": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("evidence", "status"), [
+    ({}, "converged"), ({"y": 0.06}, "unknown"), ({"v": 0.06}, "unknown"),
+    ({"late": 0.9}, "still improving"), ({"hypergradient": 0.2}, "not converged"),
+    ({"first": 0.0}, "not converged"), ({"doubt": 2.0}, "not converged"),
+])  # fmt: skip
+def test_converged_needs_bounded_errors_a_small_hypergradient_and_a_flat_upper_loss(
+    evidence, status
+):
+    verdict = MODULE.verdict(SMALL, EVIDENCE | evidence)
+    assert verdict["status"] == status
+    assert verdict["converged"] is {"converged": True, "unknown": None}.get(status, False)
+    assert verdict["text"].startswith(f"{status}: ")
+
+
+@pytest.mark.parametrize(("losses", "status"), [
+    (np.geomspace(1, 0.5, 40), "still improving"), (np.ones(40), "unknown"),
+    ([1.0, 0.5], "unknown"),
+    (1 + 0.1 * np.random.default_rng(0).normal(size=40), "unknown"),
+])  # fmt: skip
+def test_a_falling_upper_loss_is_an_improvement(losses, status):
+    """Without a measured curvature, the evaluated upper losses tell."""
+    assert MODULE.verdict(SMALL, None, losses)["status"] == status
 
 
 def test_places_are_taken_from_every_leaf():

@@ -19,7 +19,7 @@ DATA = Q.task(P).data
 Y0 = np.ones(DIM_Y)
 CANDIDATES = tuple(np.array(x) for x in ([3.0, 1.0], [0.5, -0.5], [-2.0, 2.0]))
 ROUND = N * 8 * (DIM_X + 2 * DIM_Y)  # bytes of FedAvg: x and y down, y up
-PROBE = N * 8 * (DIM_X + 3 * DIM_Y + 1)
+PROBE = N * 8 * (DIM_X + 3 * DIM_Y + 2)
 
 
 LARGE = frozenset({"reach"})
@@ -104,9 +104,9 @@ def test_the_budget_is_divided_among_the_candidates(federate):
 
 
 def test_fifteen_probes_cost_less_than_is_reserved_for_them():
-    """For any sizes of x and y: min(15, y) (x + 3 y + 1) <= 24 (x + 2 y)."""
+    """For any sizes of x and y: min(15, y) (x + 3 y + 2) <= 24 (x + 2 y)."""
     x, y = np.meshgrid(np.arange(200), np.arange(1, 200))
-    assert (np.minimum(15, y) * (x + 3 * y + 1) <= 24 * (x + 2 * y)).all()
+    assert (np.minimum(15, y) * (x + 3 * y + 2) <= 24 * (x + 2 * y)).all()
 
 
 def test_a_search_with_too_small_a_budget_is_skipped(federate):

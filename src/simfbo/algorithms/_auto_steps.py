@@ -7,10 +7,14 @@ The first iteration measures mu and L of the lower problem (`_curvature`), which
     eta_y = eta_v = gamma / sqrt(T)     on the clients, which do not move x;
     gamma_x by Adam, at a pace          at which x never outruns y and v (`_pacing`).
 
-x waits until y and v have come near their solutions. The size of its first steps is measured then:
-a step of size one would move y*(x) by its own length. No number has a unit, so scaling x, y, f or g
-changes nothing but the scale of the result. A run that begins to diverge restores the last good
-state and halves all step sizes.
+x waits until y and v are near their solutions. The size of its first steps is measured then: a step
+of size one would move y*(x) by its own length. No number has a unit, so scaling x, y, f or g
+changes nothing but the scale of the result.
+
+After every window of iterations one exchange (`check`) measures mu and L again and compares the
+upper loss with that of the best point so far, on the same clients. Where it has risen by more than
+its uncertainty, the run returns to its best point and x moves on more slowly. A run that begins to
+diverge within a window returns there too, and halves all step sizes.
 """
 
 import math
@@ -26,7 +30,16 @@ from jax.core import Tracer
 
 from simfbo.algorithms import _pacing
 from simfbo.algorithms._common import drawn_directions, local_steps
-from simfbo.algorithms._curvature import Curvature, measure, probes, shift
+from simfbo.algorithms._curvature import (
+    Curvature,
+    measure,
+    orthonormal,
+    probes,
+    refresh,
+    rows_like,
+    rows_of,
+    shift,
+)
 from simfbo.algorithms._pacing import Window
 from simfbo.algorithms._plan import Plan, Sizes, plan_for, sizes_for
 from simfbo.algorithms._settings import once_per_problem
@@ -46,15 +59,65 @@ from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies, UserError
 
-_START, _PLAIN_START = 0.1, 0.3  # x's first pace, as a share of its largest; with plain steps
+_START = 0.25  # x's first pace, as a share of its largest
 _FEWEST = 15  # exchanges that may measure mu and L; more in longer runs
 _TRIES = 30  # exchanges that find the size of the hypergradient
 _LIMIT = 100.0  # how many times t^2 of its first change the t-th change may be
 _MOST = 30  # halvings
+_STEADY, _LEAP = 1.4, 2.0  # growth of L over a window: x may speed up; it must slow down
+_SMALL = 0.01  # share of the gain that a change of the upper loss may have either way
+_CLEAR = 1e-2  # relative uncertainty of the upper loss at which x begins to move
+_LOUD = 0.5  # noise of y or v, relative to their size, at which steps are halved
+_DEVIATIONS = 6.0  # standard errors that a change of the upper loss must exceed, at every check
+_LOST = 10.0  # relative error of y at which a state is given up
+_KNOWN = 0.3  # relative errors of y and v at which d_x is taken for the hypergradient
+_ROUNDING = 10  # rounding errors of the upper loss
 _STILL = Point(0.0, 0.0, 0.0)
 
 
 Build = Callable[[Plan], Algorithm]
+
+
+class Evidence(NamedTuple):
+    """What the last check found; a run's verdict is based on it.
+
+    Attributes:
+        y: bound on the error of y relative to y, ||grad_y G|| / (mu ||y||).
+        v: bound on the error of v relative to v.
+        hypergradient: its norm.
+        first: its norm when x began to move, or soon after; zero before.
+        gain: by how much the upper loss of the best point has fallen since then.
+        late: the gain at three quarters of the run.
+        doubt: the uncertainty of the upper loss of the best point.
+        mu: the smallest eigenvalue with which y and v were bounded.
+    """
+
+    y: Any
+    v: Any
+    hypergradient: Any
+    first: Any
+    gain: Any
+    late: Any
+    doubt: Any
+    mu: Any
+
+
+class Check(NamedTuple):
+    """The upper loss at the end of a window.
+
+    Attributes:
+        value: the upper loss, with y solved to first order.
+        change: the upper loss less that of the best point, on the same clients.
+        doubt: how uncertain the change is.
+        growth: how many times as large L is as before.
+        errors: the norm of the hypergradient, and bounds on the relative errors of y and v.
+    """
+
+    value: float
+    change: float
+    doubt: float
+    growth: float
+    errors: Point[float]
 
 
 class AutoState(NamedTuple):
@@ -62,24 +125,30 @@ class AutoState(NamedTuple):
 
     Attributes:
         base: the method's own state.
-        anchor: the last good state, restored if the run begins to diverge.
-        found: mu, L and tau; zeros before the first iteration.
+        best: the state with the lowest upper loss so far, restored if the run deteriorates.
+        found: mu, L, tau, and 1 where sums are noisy; zeros before the first iteration.
+        vectors: approximate eigenvectors of the lower Hessian, where the next check starts.
+        evidence: what the last check found, an `Evidence`.
         pull: ||grad Phi|| over sqrt(dim x), where steps are plain; else zero.
         pace: of x, zero while it waits; and the largest that it may have.
         window: what is known of how y, v and the hypergradient change.
         first: the sizes of the first change of y and v.
-        age: iterations since the anchor, the beginning of the window.
+        t: iterations done.
+        age: iterations since the beginning of the window.
         length: iterations of a window; zero before the first iteration.
         halvings: how often the steps were halved.
     """
 
     base: PyTree
-    anchor: PyTree
+    best: PyTree
     found: Any
+    vectors: Any
+    evidence: Any
     pull: Any
     pace: Any
     window: Window
     first: Any
+    t: Any
     age: Any
     length: Any
     halvings: Any
@@ -167,14 +236,15 @@ def auto_steps(
 
     def init(x: PyTree, y: PyTree) -> AutoState:
         base = like.init(x, y)
-        window = _pacing.opened(x, *_lower(base)[1:])
-        zero, found, pace = np.zeros((), np.int32), _host([0.0] * 3), _host([0.0] * 2)
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(y))
         return AutoState(
-            base, base, found, _host(0.0), pace, window, _host([0.0] * 2), zero, zero, zero
-        )
+            base, base, _host([0.0] * 4), _host(np.zeros((6, size))), _host([0.0] * 8), _host(0.0),
+            _host([0.0] * 3), _pacing.opened(x, *_lower(base)[1:]), _host([0.0] * 2),
+            *(np.zeros((), np.int32) for _ in range(4)),
+        )  # fmt: skip
 
     def ahead(state: AutoState) -> int:
-        return int(state.length) - int(state.age)
+        return min(int(state.length) - int(state.age), rounds - int(state.t))
 
     def iterate(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         """Run an iteration of the method, and judge it: all that needs no host."""
@@ -191,35 +261,133 @@ def auto_steps(
         except TooFewReplies as error:
             if not error.exchange.mostly_oversized or state.halvings >= _MOST:
                 raise
-            return _back(state)
+            return _back(state._replace(t=state.t + 1))
         return state if ahead(state) > 0 else paced(state, federation, key)
 
     def prepare(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
         return state if state.length else look(state, federation, key)
 
     def paced(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
-        """End a window, and set x's pace for the next."""
-        length, rate = int(state.length), _curvature_of(state).rate
-        pace, most = np.asarray(state.pace).tolist()
+        """End a window: check the upper loss, measure mu and L again, set the pace of x."""
+        if not plain and not float(state.window.power):  # x stays as it is, as with FedAvg
+            return state._replace(best=state.base, age=np.zeros((), np.int32))
+        try:
+            state, seen = checked(state, federation, key)
+        except TooFewReplies as error:
+            if not error.exchange.mostly_oversized or state.halvings >= _MOST:
+                raise
+            return _back(state)
+        length = int(state.age)
+        pace, most, resumed = np.asarray(state.pace).tolist()
+        evidence = Evidence(*np.asarray(state.evidence).tolist())
+        base, best, over = state.base, state.best, int(state.t) >= rounds
         window, found = _pacing.closed(
-            state.window, _lower(state.anchor), _lower(state.base), length * rate
+            state.window, _lower(base), length * _curvature_of(state).rate
         )
         window = window._replace(index=np.asarray(window.index))
-        lag, turn = np.asarray(found).tolist()
-        if pace:
-            early = int(window.index) * length < rounds / 2
-            pace = _pacing.next_pace(pace, most, lag, turn, early)
-        elif _pacing.may_start(window, lag) and float(window.power_before):
-            most = largest_pace(state, window.pull_before, federation, key)
-            pace = _START * most
-        base = _pacing.with_pace(state.base, pace)
+        lag, turn, noise = np.asarray(found).tolist()
+        noisy = float(state.found[3]) > 0
+        halve = noisy and noise > _LOUD and int(state.halvings) < _MOST
+        moving, small = pace or resumed, _SMALL * max(evidence.gain, 0.0)
+        total = seen.doubt + (0.0 if noisy else evidence.doubt)
+        if not most or not evidence.mu:  # x has not moved yet, or nothing was checked yet
+            best = base
+            ready = not halve if noisy else seen.doubt <= _CLEAR * abs(seen.value)
+            ready &= not most and not over and float(window.power_before) > 0
+            if ready and _pacing.may_start(window, lag):
+                state = measured(state, federation, key)
+                most = largest_pace(state, window.pull_before, federation, key)
+                pace = _START * most
+        elif _equal(base.x, best.x):  # y and v have come nearer to their solutions
+            best, pace = base if seen.doubt <= evidence.doubt else best, resumed
+        elif seen.change > total + small or seen.errors.y > _LOST:
+            # Worse, or y has exploded: return, and let y and v settle there.
+            pace, base, moving = 0.0, best, moving / 3
+        elif (
+            noisy
+            or abs(seen.change) > total
+            or min(total - small, seen.doubt - evidence.doubt) <= 0
+        ):
+            certain = seen.change < -total
+            best = base if certain or (seen.change < 0 and not noisy) else best
+            early = (certain and int(state.t) < rounds / 2) if noisy else True
+            early &= seen.growth < _STEADY
+            pace = _pacing.next_pace(pace, most, lag, turn, early) if pace else resumed
+            pace = pace / 2 if seen.growth > _LEAP else pace
+        else:  # uncertain: wait for y and v
+            pace = 0.0
+        base = best if over else base
+        if base is not state.base:
+            window = _pacing.emptied(window, _lower(best))
+        if best is state.base:
+            h, y, v = seen.errors
+            gain = evidence.gain - seen.change if float(state.pace[1]) and evidence.mu else 0.0
+            evidence = Evidence(
+                y, v, h, evidence.first, gain, evidence.late, seen.doubt, float(state.found[0])
+            )
+        if over and most and max(evidence.y, evidence.v) < 1:
+            # mu was followed along the way; the bounds on the errors need it exactly.
+            state = measured(state._replace(base=best), federation, key)
+            mu = max(float(state.found[0]), 1e-30)
+            y, v = (bound * evidence.mu / mu for bound in (evidence.y, evidence.v))
+            evidence = evidence._replace(y=y, v=v, mu=mu)
+        known = most > 0 and max(seen.errors.y, seen.errors.v) <= _KNOWN
+        if not evidence.first and known:
+            evidence = evidence._replace(first=seen.errors.x)
+        if int(state.t) <= 0.75 * rounds:
+            evidence = evidence._replace(late=evidence.gain)
+        if halve:
+            state = state._replace(halvings=np.asarray(int(state.halvings) + 1, np.int32))
+        own = sizes(state)
         return state._replace(
-            base=base,
-            anchor=base,
+            base=_pacing.with_rates(base, pace, own.gamma, own.momentum, int(state.t)),
+            best=best,
             window=window,
-            pace=_host([pace, most]),
+            pace=_host([pace, most, pace or moving]),
+            evidence=_host(evidence),
             age=np.zeros((), np.int32),
+            length=np.asarray(_pacing.length_of(_curvature_of(state).rate, rounds), np.int32),
         )
+
+    def checked(
+        state: AutoState, federation: Federation, key: jax.Array
+    ) -> tuple[AutoState, Check]:
+        """Measure mu and L again, the errors of y and v, and the change of the upper loss."""
+        at, best = (_point(one) for one in (state.base, state.best))
+        old = _curvature_of(state)
+        basis = orthonormal(old.vectors)
+        rows, count = rows_like(basis, at.y), len(federation.cohort(key).ids)
+        keys = jax.random.split(key, 1 if count >= federation.n else min(4, -(-8 // count)))
+        replies: list[PyTree] = []
+        for one in keys:
+            cohort = federation.cohort(one)
+            reply = federation.sum(tools.check, (at, best, rows), cohort, one)
+            replies.append(trees.scale(1 / cohort.weights.sum(), reply))
+        mean = jax.tree.map(lambda *parts: np.mean(np.stack(parts), 0, float), *replies)
+        (h, numbers), d_y, (d_v, images) = mean
+        value, change, square, correction = numbers.tolist()
+        new = refresh(old, basis, rows_of(images))
+        residuals = [trees.host_norm(part) for part in (d_y, d_v)]
+        mu = max(new.mu, 1e-30)
+        doubt = abs(correction) + _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(
+            value
+        )
+        unsolved = residuals[0] * residuals[1] / mu
+        if new.noisy:
+            spread = max(square - change**2, 0.0) if count < federation.n else 0.0
+            doubt += 0.1 * unsolved  # most of the residuals is noise
+            doubt += _DEVIATIONS * math.sqrt(spread / max(1, count * len(keys) - 1))
+        else:
+            doubt += unsolved
+        bounds = [
+            r / (mu * trees.host_norm(z)) if trees.host_norm(z) else math.inf
+            for r, z in zip(residuals, (at.y, at.v), strict=True)
+        ]
+        if not hasattr(state.base, "v"):
+            bounds[1] = 0.0  # nothing to solve for
+        state = state._replace(found=_host(new[:4]), vectors=_host(new.vectors))
+        errors = Point(trees.host_norm(h), *bounds)
+        return state, Check(value, change, doubt, new.L / old.L, errors)
 
     def largest_pace(
         state: AutoState, pull: PyTree, federation: Federation, key: jax.Array
@@ -230,17 +398,22 @@ def auto_steps(
         u = jax.tree.map(lambda s, h: np.asarray(s * np.sign(h), h.dtype), scale, pull)
         moved = shift(tools, federation, state.x, state.y, u, key, most)
         size = trees.host_norm(state.y)
-        reach = size / moved if moved and size else 1.0  # x that does not act on y: nothing known
+        reach = size / moved if moved and size else 1.0
+        if any(np.any(leaf) for leaf in jax.tree.leaves(variable(x0, "x0"))):
+            reach = min(reach, 1.0)  # no step is larger than the initial x; zero has no size
         return min(rate, 3 / math.sqrt(rounds)) * reach
 
+    def measured(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
+        found = measure(tools.curvature, federation, state.x, state.y, key, most_probes(rounds))
+        return state._replace(found=_host(found[:4]), vectors=_host(found.vectors))
+
     def look(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
-        most = most_probes(rounds)
-        found = measure(tools.curvature, federation, state.x, state.y, key, most)
-        length = _pacing.length_of(found.rate, rounds)
-        state = state._replace(found=_host(found), length=np.asarray(length, np.int32))
+        state = measured(state, federation, key)
+        length = _pacing.length_of(_curvature_of(state).rate, rounds)
+        state = state._replace(length=np.asarray(length, np.int32))
         own = sizes(state)
-        state = state._replace(base=_pacing.with_rates(state.base, own.gamma, own.momentum))
-        state = state._replace(anchor=state.base)
+        base = _pacing.with_rates(state.base, 0.0, own.gamma, own.momentum, 0)
+        state = state._replace(base=base, best=base)
         if not plain:
             return state
         pull, y = _pull(hypergradient, federation, state, own, rules.y, key)
@@ -248,7 +421,7 @@ def auto_steps(
         size = trees.host_norm(pull) / math.sqrt(count)
         settled = state._replace(base=state.base._replace(y=y))
         most = largest_pace(settled, pull, federation, key) if size else 0.0
-        return state._replace(pull=_host(size), pace=_host([_PLAIN_START * most, most]))
+        return state._replace(pull=_host(size), pace=_host([_START * most, most, 0.0]))
 
     client_steps = (*tools, hypergradient, *like.client_steps)
     settings = {**like.settings, "rounds": rounds}
@@ -260,8 +433,14 @@ def auto_steps(
         form = ("auto", form, made, rounds, plain, typical)
     return like._replace(
         init=init, round=round, client_steps=client_steps, settings=settings,
-        tracing=Tracing(round, form, hosted=hosted),
+        tracing=Tracing(round, form, hosted=hosted), evidence=evidence_of,
     )  # fmt: skip
+
+
+def evidence_of(state: AutoState) -> dict[str, float] | None:
+    """Return what the last check found, by name; None before the first."""
+    values = np.asarray(state.evidence).tolist()
+    return Evidence(*values)._asdict() if any(values) else None
 
 
 def most_probes(rounds: int) -> int:
@@ -292,7 +471,7 @@ def _pull(
     """Return the hypergradient and y, once y and v have come nearer to their solutions."""
     x, y = state.x, jax.tree.map(jnp.asarray, state.y)
     v, cohort, d = trees.zeros_like(y), federation.cohort(key), Point(x=trees.zeros_like(x))
-    rest = _pacing.with_rates((rule.init(y), rule.init(v)), sizes.gamma, sizes.momentum)
+    rest = _pacing.with_rates((rule.init(y), rule.init(v)), 0.0, sizes.gamma, sizes.momentum, 0)
     for _ in range(_TRIES):
         d = federation.sum(client_step, Point(x, y, v), cohort, key, _STILL)
         y, v, rest = _followed(rule, d.y, d.v, rest, y, v)
@@ -345,25 +524,27 @@ def _judged(state: AutoState, after: PyTree, pull: PyTree | None) -> AutoState:
 
     y gathers momentum, and v follows it: their changes may grow like t^2, but not exponentially.
     """
-    t = jnp.asarray(state.window.index * state.length + state.age + 1, float)
-    first, window, sound = _looked_at(state, _lower(after), after.x, pull, _LIMIT * t**2)
-    age = state.age + jnp.ones((), state.age.dtype)
-    good = state._replace(base=after, window=window, first=first, age=age)
+    one = jnp.ones((), state.t.dtype)
+    state = state._replace(t=state.t + one)
+    most = _LIMIT * jnp.asarray(state.t, float) ** 2
+    first, window, sound = _looked_at(state, _lower(after), after.x, pull, most)
+    good = state._replace(base=after, window=window, first=first, age=state.age + one)
     use = sound | (state.halvings >= _MOST)
     return jax.tree.map(lambda a, b: jnp.where(use, a, b), good, _back(state))
 
 
 def _back(state: AutoState) -> AutoState:
-    """Restore the last good state and halve all step sizes."""
+    """Restore the best state and halve all step sizes."""
     halved = state._replace(
         pace=state.pace / 2,
-        window=_pacing.emptied(state.window),
+        window=_pacing.emptied(state.window, _lower(state.best)),
         age=state.age * 0,
         halvings=state.halvings + jnp.ones((), state.halvings.dtype),
     )
     own = sizes_for(halved.found, halved.pull, halved.pace, halved.halvings, 1.0)
-    base = _pacing.with_pace(state.anchor, halved.pace[0])
-    return halved._replace(base=_pacing.with_rates(base, own.gamma, own.momentum))
+    return halved._replace(
+        base=_pacing.with_rates(state.best, halved.pace[0], own.gamma, own.momentum, state.t)
+    )
 
 
 def _looked_at(
@@ -375,7 +556,7 @@ def _looked_at(
         return jnp.sqrt(jnp.stack([trees.squared_norm(z).astype(float) for z in (at.y, at.v)]))
 
     change = lengths(trees.subtract(after, _lower(state.base)))
-    size = lengths(_lower(state.anchor))
+    size = lengths(_lower(state.best))
     first = jnp.where(state.first > 0, state.first, change)
     limit = jnp.maximum(most * first, size)
     sound = jnp.all(jnp.isfinite(change) & (change <= limit))
@@ -389,8 +570,19 @@ def _lower(state: PyTree) -> Point[PyTree]:
     return Point(y=state.y, v=getattr(state, "v", None))
 
 
+def _equal(a: PyTree, b: PyTree) -> bool:
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def _point(state: PyTree) -> Point[PyTree]:
+    """Return x, y and v of a method's state; v is zero where it has none."""
+    v = getattr(state, "v", None)
+    return Point(state.x, state.y, trees.zeros_like(state.y) if v is None else v)
+
+
 def _curvature_of(state: AutoState) -> Curvature:
-    return Curvature(*np.asarray(state.found).tolist())
+    mu, L, work, noisy = np.asarray(state.found).tolist()
+    return Curvature(mu, L, work, noisy, np.asarray(state.vectors, float))
 
 
 def _host(value: Any) -> np.ndarray:

@@ -15,9 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.algorithms._settings import once_per_problem
+from simfbo.core import trees
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
-from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y, hvp
+from simfbo.core.problem import (
+    BilevelProblem,
+    Point,
+    PyTree,
+    directions,
+    grad_lower_y,
+    hvp,
+    residual,
+)
 from simfbo.core.sampling import Cohort
 
 _TINY = 1e-6  # a rest of a direction this small holds nothing but rounding
@@ -35,11 +44,16 @@ class Curvature(NamedTuple):
         mu: the smallest eigenvalue of grad^2_yy G that was found; never below the true one.
         L: the largest that was found; never above the true one.
         work: the clients' mean ||a_i||_1, the number of local steps in a message.
+        noisy: above 0 where clients draw minibatches, or only some of them take part.
+        vectors: approximate eigenvectors of L and mu, their residuals, and how they last changed,
+            one per row; the starting point of `refresh`.
     """
 
     mu: float
     L: float
     work: float
+    noisy: float
+    vectors: np.ndarray = np.zeros((6, 0))
 
     @property
     def rate(self) -> float:
@@ -50,34 +64,55 @@ class Curvature(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """Client steps that measure the lower problem, on all of a client's samples.
+    """Client steps that measure a problem, on all of a client's samples.
 
     Attributes:
-        curvature: (x, y, u) -> grad^2_yy g_i u, and ||a_i||_1.
+        curvature: (x, y, u) -> grad^2_yy g_i u, ||a_i||_1, and 1 if the client draws minibatches.
         response: (x, y, u) -> grad^2_yx g_i u, for u like x.
+        check: (point, best point, rows of vectors like y) -> the three directions at the point, the
+            products of grad^2_yy g_i with the vectors, and the upper loss with y solved to first
+            order, f_i - <grad_y g_i, v>: at the point, its excess over that at the best point, the
+            square of the excess, and the correction <grad_y g_i, v>.
     """
 
     curvature: ClientStep
     response: ClientStep
+    check: ClientStep
 
 
 @once_per_problem
 def probes(problem: BilevelProblem) -> Probes:
     """Return the client steps that measure the lower problem."""
 
-    def curvature(payload: Point[PyTree], client: Client) -> tuple[Point[PyTree], jax.Array]:
+    def curvature(
+        payload: Point[PyTree], client: Client
+    ) -> tuple[Point[PyTree], jax.Array, jax.Array]:
         data = client.data
         product = hvp(problem, *payload, data.lower.full(data.client))
-        return Point(v=product), jnp.asarray(client.plan.norm, float)
+        drawn = data.lower.batch_size is not None or data.upper.batch_size is not None
+        return Point(v=product), jnp.asarray(client.plan.norm, float), jnp.asarray(drawn, float)
 
     def response(payload: PyTree, client: Client) -> Point[PyTree]:
         x, y, u = payload
         batch = client.data.lower.full(client.data.client)
         return Point(v=jax.jvp(lambda x: grad_lower_y(problem, x, y, batch), (x,), (u,))[1])
 
-    for step in (curvature, response):
+    def check(payload: PyTree, client: Client) -> Point[PyTree]:
+        at, best, vectors = payload
+        (x, y, v), data = at, client.data
+        lower, upper = data.lower.full(data.client), data.upper.full(data.client)
+        d = directions(problem, x, y, v, lower, upper)
+        value = -residual(problem, x, y, v, lower, upper)
+        excess = value + residual(problem, best.x, best.y, best.v, lower, upper)
+        correction = trees.dot(d.y, v)
+        numbers = [value, excess, excess**2, correction]
+        numbers = jnp.stack([number.astype(value.dtype) for number in numbers])
+        images = jax.lax.map(lambda u: hvp(problem, x, y, u, lower), vectors)
+        return Point(x=(d.x, numbers), y=d.y, v=(d.v, images))
+
+    for step in (curvature, response, check):
         step.uncoded = True  # pyright: ignore[reportFunctionMemberAccess]
-    return Probes(curvature, response)
+    return Probes(curvature, response, check)
 
 
 def measure(
@@ -106,7 +141,9 @@ def measure(
     keys, each = jax.random.split(key, 3), max(_SHORT, exchanges // 3)
     seen = [measure_cohort(client_step, federation, x, y, k, each) for k in keys]
     work = sum(one.work for one in seen) / len(seen)
-    return Curvature(min(one.mu for one in seen), max(one.L for one in seen), work)
+    flat, steep = min(seen, key=lambda one: one.mu), max(seen, key=lambda one: one.L)
+    vectors = np.stack([(steep, flat)[row % 2].vectors[row] for row in range(6)])
+    return Curvature(flat.mu, steep.L, work, 1.0, vectors)
 
 
 def measure_cohort(
@@ -135,7 +172,8 @@ def measure_cohort(
     """
     product = _Product(client_step, federation, x, y, federation.cohort(key), key)
     first = host_rng(key, Purpose.LANCZOS_START).normal(size=product.size)
-    basis, diagonal, beside, values = [first / np.linalg.norm(first)], [], [], np.zeros(1)
+    basis, diagonal, beside = [first / np.linalg.norm(first)], [], []
+    rest, values, vectors = np.zeros_like(first), np.zeros(1), np.ones((1, 1))
     for _ in range(min(exchanges, product.size, max(_FEWEST, _MOST_NUMBERS // product.size))):
         image = product(basis[-1])
         diagonal.append(float(image @ basis[-1]))
@@ -151,7 +189,48 @@ def measure_cohort(
             break
         beside.append(length)
         basis.append(rest / length)
-    return Curvature(float(values[0]), float(values[-1]), product.work)
+    ends = vectors[:, [-1, 0]].T @ np.stack(basis[: len(diagonal)])
+    rows = np.concatenate([ends, np.outer(vectors[-1, [-1, 0]], rest), 0 * ends])
+    return Curvature(float(values[0]), float(values[-1]), product.work, product.noisy, rows)
+
+
+def refresh(old: Curvature, basis: np.ndarray, images: np.ndarray) -> Curvature:
+    """Update mu and L from the products of a later Hessian with a few vectors.
+
+    One step of LOBPCG (Knyazev 2001) at both ends of the spectrum, without a preconditioner.
+
+    Args:
+        old: the curvature so far.
+        basis: orthonormal vectors, one per row (`orthonormal(old.vectors)`).
+        images: the products of the Hessian with them.
+
+    Returns:
+        The curvature, with the vectors to use next time.
+    """
+    used = np.linalg.norm(basis, axis=1) > 0.5
+    basis, images = basis[used], images[used]
+    values, vectors = np.linalg.eigh((basis @ images.T + images @ basis.T) / 2)
+    ends, moved = vectors[:, [-1, 0]].T @ basis, vectors[:, [-1, 0]].T @ images
+    residuals = moved - values[[-1, 0], None] * ends
+    caution = 0.9 if old.noisy else 0.5  # the factor by which L may fall, and mu rise, at a time
+    mu, L = min(float(values[0]), old.mu / caution), max(float(values[-1]), caution * old.L)
+    along = np.sum(ends * old.vectors[:2], axis=1, keepdims=True)
+    changes = ends - along * old.vectors[:2]
+    rows = np.concatenate([ends, residuals, changes])
+    return Curvature(mu, L, old.work, old.noisy, rows)
+
+
+def orthonormal(vectors: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis of the rows' span, padded with zero rows to as many rows."""
+    basis: list[np.ndarray] = []
+    for vector in vectors:
+        length = float(np.linalg.norm(vector))
+        rest = vector / length if length > 0 else vector
+        if basis:
+            rest = _without(_without(rest, basis), basis)
+        size = float(np.linalg.norm(rest))
+        basis.append(rest / size if size > _TINY else np.zeros_like(rest))
+    return np.stack(basis)
 
 
 def shift(
@@ -187,6 +266,7 @@ class _Product:
     Attributes:
         size: the number of elements of y.
         work: the clients' mean ||a_i||_1, as last reported.
+        noisy: above 0 where clients draw minibatches.
     """
 
     def __init__(
@@ -198,15 +278,16 @@ class _Product:
         cohort: Cohort,
         key: jax.Array,
     ) -> None:
-        self.size, self._like, self.work = sum(a.size for a in jax.tree.leaves(y)), y, 1.0
+        self.size, self._like = sum(a.size for a in jax.tree.leaves(y)), y
+        self.work, self.noisy = 1.0, 0.0
         self._step, self._federation, self._at = client_step, federation, (x, y)
         self._cohort, self._key = cohort, key
         self._total = cohort.weights.sum()  # one only in expectation where not everyone takes part
 
     def __call__(self, vector: np.ndarray) -> np.ndarray:
         payload = Point(*self._at, _shaped(vector, self._like))
-        reply, norm = self._federation.sum(self._step, payload, self._cohort, self._key)
-        self.work = float(norm) / self._total
+        reply, norm, drawn = self._federation.sum(self._step, payload, self._cohort, self._key)
+        self.work, self.noisy = float(norm) / self._total, float(drawn)
         return _flat(reply.v) / self._total
 
 
@@ -221,6 +302,18 @@ def _shaped(vector: np.ndarray, like: PyTree) -> PyTree:
     parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
     shaped = [p.reshape(a.shape).astype(a.dtype) for p, a in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
+
+
+def rows_like(matrix: np.ndarray, like: PyTree) -> PyTree:
+    """Return a tree like y whose leaves have one more axis, for the rows of a matrix."""
+    shaped = [_shaped(row, like) for row in matrix]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *shaped)
+
+
+def rows_of(tree: PyTree) -> np.ndarray:
+    """Return the rows of a matrix; the inverse of `rows_like`."""
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def _conjugate_gradients(

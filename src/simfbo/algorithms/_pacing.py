@@ -10,7 +10,7 @@ are taken at its end:
            h is no larger than its noise.
 
 x waits until the lag is small. Then its pace is halved whenever lag or turn is large, and doubled
-while both are small, in the first half of the run, up to ten times the first.
+while both are small.
 """
 
 import math
@@ -27,7 +27,7 @@ from simfbo.core.problem import Point, PyTree, Scalar
 
 _SHORTEST, _SHORT_RUN, _SHARE = 10, 5, 10  # iterations; in a short run; windows in a run
 _SMALL_LAG, _LARGE_LAG = 0.15, 0.3
-_SMALL_TURN, _LARGE_TURN = 0.15, 0.6
+_SMALL_TURN, _LARGE_TURN = 0.4, 0.8
 _ALIGNED = 0.5  # the cosine of two moves above which both are more than noise
 _ADAM_FIRST, _ADAM_SECOND, _ADAM_FLOOR = 0.9, 0.99, 1e-4
 
@@ -37,6 +37,7 @@ class Window(NamedTuple):
 
     Attributes:
         index: windows completed.
+        start: y and v at the beginning of this one.
         move: what y and v moved by in the previous one.
         pull: the sum of the hypergradients in this one.
         power: the sum of their squared norms.
@@ -45,6 +46,7 @@ class Window(NamedTuple):
     """
 
     index: Any
+    start: Point[PyTree]
     move: Point[PyTree]
     pull: PyTree
     power: jax.Array
@@ -95,9 +97,9 @@ def length_of(rate: float, rounds: int) -> int:
 
 def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
     """Return the first window; y or v may be None."""
-    x, y, v = trees.host_zeros(trees.on_device((x, y, v)))
-    zero = trees.on_device(np.zeros(()))
-    return Window(np.zeros((), np.int32), Point(y=y, v=v), x, zero, x, zero)
+    start = trees.on_device(Point(y=y, v=v))
+    x, move, zero = trees.host_zeros((trees.on_device(x), start, np.zeros(())))
+    return Window(np.zeros((), np.int32), start, move, x, zero, x, zero)
 
 
 def add_pull(window: Window, h: PyTree) -> Window:
@@ -105,42 +107,42 @@ def add_pull(window: Window, h: PyTree) -> Window:
     return window._replace(pull=trees.add(window.pull, h), power=window.power + _square(h))
 
 
-def emptied(window: Window) -> Window:
-    """Return the window without its hypergradients, to begin it again."""
-    return window._replace(pull=trees.zeros_like(window.pull), power=jnp.zeros_like(window.power))
+def emptied(window: Window, start: Point[PyTree]) -> Window:
+    """Begin the window again, from other y and v."""
+    zeros = {"pull": trees.zeros_like(window.pull), "power": jnp.zeros_like(window.power)}
+    return window._replace(start=start, **zeros)
 
 
 @jax.jit
-def closed(
-    window: Window, before: Point[PyTree], after: Point[PyTree], settles: Scalar
-) -> tuple[Window, jax.Array]:
+def closed(window: Window, after: Point[PyTree], settles: Scalar) -> tuple[Window, jax.Array]:
     """End a window.
 
     Args:
         window: the window.
-        before: y and v at its start.
         after: y and v now.
         settles: in how many times the time in which y and v settle it took.
 
     Returns:
-        The next window, and lag and turn; the turn is zero where it is unknown.
+        The next window; lag, turn (zero where it is unknown), and the largest relative move of y or
+        v that was noise.
     """
-    move = trees.subtract(after, before)
-    lags = [
-        jnp.where((window.index == 0) | (_cosine(old, new) >= _ALIGNED), _ratio(new, now), 0.0)
-        for old, new, now in zip(window.move, move, after, strict=True)
-        if new is not None
-    ]
-    lag = jnp.max(jnp.stack(lags)) / settles
+    move = trees.subtract(after, window.start)
+    parts = [part for part in zip(window.move, move, after, strict=True) if part[1] is not None]
+    ratios = jnp.stack([_ratio(new, now) for _, new, now in parts])
+    aligned = jnp.stack([_cosine(old, new) >= _ALIGNED for old, new, _ in parts])
+    aligned |= window.index == 0
+    lag = jnp.max(jnp.where(aligned, ratios, 0.0)) / settles
+    noise = jnp.max(jnp.where(aligned, 0.0, ratios))
     next_window = Window(
         window.index + 1,
+        after,
         move,
         trees.zeros_like(window.pull),
         jnp.zeros_like(window.power),
         window.pull,
         window.power,
     )
-    return next_window, jnp.stack([lag, _turn(window)])
+    return next_window, jnp.stack([lag, _turn(window), noise])
 
 
 def next_pace(pace: float, most: float, lag: float, turn: float, early: bool) -> float:
@@ -156,24 +158,21 @@ def may_start(window: Window, lag: float) -> bool:
     return int(window.index) >= 2 and lag < _SMALL_LAG
 
 
-def with_pace(state: PyTree, pace: Scalar) -> PyTree:
-    """Return a method's state in which x's rule has another pace."""
+def with_rates(
+    state: PyTree, pace: Scalar, gamma: Scalar, momentum: Scalar, iteration: Scalar
+) -> PyTree:
+    """Set the pace of x, the step and momentum of y and v, and the iteration of all schedules."""
 
     def changed(part: Any) -> Any:
-        return part._replace(pace=_number(pace)) if _is_paced(part) else part
+        if isinstance(part, Paced):
+            return part._replace(pace=_number(pace), iteration=_count(iteration))
+        if isinstance(part, Following):
+            return part._replace(
+                gamma=_number(gamma), momentum=_number(momentum), iteration=_count(iteration)
+            )
+        return part
 
-    return jax.tree.map(changed, state, is_leaf=_is_paced)
-
-
-def with_rates(state: PyTree, gamma: Scalar, momentum: Scalar) -> PyTree:
-    """Return a method's state in which the rules of y and v have another step and momentum."""
-
-    def changed(part: Any) -> Any:
-        if not _is_following(part):
-            return part
-        return part._replace(gamma=_number(gamma), momentum=_number(momentum))
-
-    return jax.tree.map(changed, state, is_leaf=_is_following)
+    return jax.tree.map(changed, state, is_leaf=lambda part: isinstance(part, (Paced, Following)))
 
 
 def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
@@ -206,15 +205,14 @@ def following(rounds: int) -> optax.GradientTransformation:
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
         speed = trees.add_scaled(updates, state.momentum, state.speed)
-        late = jnp.maximum(0.0, 2 * jnp.asarray(state.iteration, float) / rounds - 1)
-        step = trees.scale(-state.gamma * cosine(late * 0.9), speed)
+        step = trees.scale(-state.gamma * cosine(0.9 * late(state.iteration, rounds)), speed)
         return step, state._replace(iteration=state.iteration + 1, speed=speed)
 
     return optax.GradientTransformation(init, update)
 
 
 def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
-    """Return Adam for x, at the pace in its state; it decays along a half cosine.
+    """Return Adam for x, at the pace in its state, which decays from its first move on.
 
     While the pace is zero x stands still and nothing is remembered: before y and v are near their
     solutions, the direction of x is far larger than the hypergradient.
@@ -233,12 +231,18 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
         moved = state.moved + on.astype(jnp.int32)
         first = _decayed(_ADAM_FIRST, state.first, d, on)
         second = _decayed(_ADAM_SECOND, state.second, jax.tree.map(jnp.square, d), on)
-        speed = state.pace * cosine(jnp.asarray(state.iteration, float) / rounds)
+        done, left = (jnp.asarray(n, float) for n in (state.moved, rounds - state.iteration))
+        speed = state.pace * cosine(done / jnp.maximum(done + left, 1.0))
         unit = _normalised(first, second, moved)
         step = jax.tree.map(lambda s, u: (-speed * s).astype(u.dtype) * u, scale, unit)
         return step, Paced(state.iteration + 1, moved, first, second, state.pace)
 
     return optax.GradientTransformation(init, update)
+
+
+def late(iteration: Scalar, rounds: int) -> jax.Array:
+    """Return the share of a run's second half that is over."""
+    return jnp.maximum(0.0, 2 * jnp.asarray(iteration, float) / rounds - 1)
 
 
 def cosine(share: Scalar) -> jax.Array:
@@ -296,9 +300,5 @@ def _number(value: Scalar) -> jax.Array:
     return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, float))
 
 
-def _is_following(part: Any) -> bool:
-    return isinstance(part, Following)
-
-
-def _is_paced(part: Any) -> bool:
-    return isinstance(part, Paced)
+def _count(value: Scalar) -> jax.Array:
+    return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, np.int32))

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 @jax.jit
 def sizes_for(found: Any, pull: Any, pace: Any, halvings: Any, typical: float) -> Sizes:
     """Return the step sizes for what was measured."""
-    mu, largest, work = found
+    mu, largest, work, _ = found
     L = jnp.where(largest > 0, largest, 1.0)  # zeros: nothing was computed
     work = jnp.where(work > 0, work, 1.0)
     factor = 0.5 ** halvings.astype(L.dtype)

@@ -122,6 +122,8 @@ class Algorithm(NamedTuple):
         own_y: (memory) -> y_i, for methods whose clients have a lower variable of their own there;
             None where y is the state's. Evaluations on clients use it.
         judged: (state) -> what evaluations on clients get as x and y; the state's own by default.
+        evidence: (state) -> what the algorithm measured of its own convergence, for the verdict
+            (`simfbo.algorithms.Evidence`); None where it measures nothing.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Algorithm(NamedTuple):
     exact_sums: bool = False
     own_y: Callable[[PyTree], PyTree] | None = None
     judged: Callable[[Any], Point[PyTree]] | None = None
+    evidence: Callable[[Any], dict[str, float] | None] | None = None
 
     @property
     def traced(self) -> Tracing:

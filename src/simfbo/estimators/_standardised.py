@@ -109,9 +109,11 @@ def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
     )
     steps = (totals, centred_totals, *map(_on_scaled, algorithm.client_steps))
     tracing = Tracing(round, hosted=hosted)
+    evidence = algorithm.evidence
     return algorithm._replace(
-        init=init, round=round, client_steps=steps, tracing=tracing, judged=_judged
-    )
+        init=init, round=round, client_steps=steps, tracing=tracing, judged=_judged,
+        evidence=None if evidence is None else lambda state: evidence(state.base),
+    )  # fmt: skip
 
 
 def scaled(samples: PyTree, units: Measured) -> PyTree:

@@ -73,7 +73,8 @@ def warn_unless_converged(history: History) -> None:
         return
     solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
     if not solved or found["hypergradient"] > _ENOUGH:
-        warnings.warn(f"The fit has {found['text']}.", ConvergenceWarning, stacklevel=4)
+        text = found["text"].removeprefix("not converged: ")
+        warnings.warn(f"The fit has not converged: {text}.", ConvergenceWarning, stacklevel=4)
 
 
 def require_finished(history: History) -> None:

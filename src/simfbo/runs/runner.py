@@ -246,7 +246,11 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
             log.keep(at)
         raise
     log.history.state, engine.client_memory = at.state, at.client_memory
-    return log.end(end, verdict(at.residuals) if end["status"] == "finished" else None)
+    if end["status"] != "finished":
+        return log.end(end)
+    measured = job.algorithm.evidence and job.algorithm.evidence(at.state)
+    losses = [one["upper_loss"] for one in log.history.records if "upper_loss" in one]
+    return log.end(end, verdict(at.residuals, measured, losses))
 
 
 class _Step(NamedTuple):

@@ -1,14 +1,18 @@
-"""Whether a run has converged, from residuals that its messages carry anyway.
+"""Whether a run has converged, from residuals that its messages carry and from what it measured.
 
 An algorithm names the channels of its sums that vanish at the solution (`Algorithm.residuals`):
 grad_y G on y, the residual of the linear system on v, the hypergradient on x. Their norms are taken
 in about 200 rounds of a run, in 20 parts. A part's residual is the root mean square of its norms,
-less what is noise. The verdict compares the last tenth of a run with the largest part of its first
-quarter; for the hypergradient, with the first parts in which y and v were near their solutions, for
-before that it is something else.
+less what is noise, relative to the largest of the run's first quarter; for the hypergradient,
+relative to the first parts in which y and v were near their solutions.
+
+A small residual does not bound an error: in a direction of small curvature y may still be far from
+its solution. So a run is "converged" only where the algorithm measured the curvature
+(`Algorithm.evidence`, as automatic step sizes do): the residuals divided by mu bound the relative
+errors of y and v, the hypergradient has fallen, and the upper loss no longer falls.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +29,15 @@ SOLVED, CONVERGED = 0.05, 0.1  # residuals of a converged run: of y and v; of x
 _NEAR = 0.2  # the residual at which y and v are near their solutions
 _SAMPLES, _PARTS, _TAIL = 200, 20, 2  # norms, parts of a run, parts at its end
 _PLACES = 64  # numbers of a sum that tell noise from drift
+_LEVEL = 0.05  # share of the whole decrease of the upper loss that its last quarter may have
 _NAMES = {"y": "lower", "v": "linear", "x": "hypergradient"}
+_TEXTS = {
+    "lower": "lower-level residual {} of its start",
+    "linear": "linear-system residual {}",
+    "hypergradient": "hypergradient norm {}",
+    "y_error": "error of y at most {}",
+    "v_error": "of v at most {}",
+}
 
 Seen = Mapping[str, Any]  # by channel, as JSON values
 Found = dict[str, tuple[float, np.ndarray]]  # norm and places, by channel
@@ -85,28 +97,72 @@ class Residuals:
         return found
 
 
-def verdict(seen: Seen) -> Json | None:
+def verdict(
+    seen: Seen, evidence: Mapping[str, float] | None = None, losses: Sequence[float] = ()
+) -> Json | None:
     """Return the verdict on a run; None if its algorithm has no residuals.
 
+    Args:
+        seen: the residuals, from `Residuals`.
+        evidence: what the algorithm measured at its last check (`Algorithm.evidence`).
+        losses: the upper loss at the run's evaluations.
+
     Returns:
-        `lower`, `linear` and `hypergradient`, relative to the start; `converged`, which is None
-        where the hypergradient is not known; `text`, one sentence.
+        `lower`, `linear` and `hypergradient`, relative to the start; with evidence `y_error` and
+        `v_error`, bounds on relative errors; `status`, one of converged, still improving, not
+        converged and unknown; `converged`, which is None where it is unknown; `text`, one sentence.
     """
     parts = {name: _residuals(seen[name]) for name in ("y", "v", "x") if name in seen}
     if not parts:
         return None
-    solved = {name: one / _first(one) for name, one in parts.items() if name != "x"}
-    found = {_NAMES[name]: float(one[-1]) for name, one in solved.items()}
-    small = all(value <= SOLVED for value in found.values())
-    converged = None if small else False
+    relative = {name: one / _first(one) for name, one in parts.items() if name != "x"}
+    found = {_NAMES[name]: float(one[-1]) for name, one in relative.items()}
     if "x" in parts:
         h = parts["x"]
-        near = np.all([one <= _NEAR for one in (*solved.values(), 0 * h)], axis=0)
+        near = np.all([one <= _NEAR for one in (*relative.values(), 0 * h)], axis=0)
         start = np.max(h[near][:2], initial=0.0) or h[-1] or 1.0
         found["hypergradient"] = float(h[-1] / start)
-        converged = small and found["hypergradient"] <= CONVERGED
-    growing = any(one[-1] > 1.5 * np.median(one[len(one) // 2 :]) for one in parts.values())
-    return {**found, "converged": converged, "text": _text(found, converged, growing)}
+    solved = all(found.get(name, 0.0) <= SOLVED for name in ("lower", "linear"))
+    still = found.get("hypergradient", 0.0) <= CONVERGED
+    improving, bounded, advice = _falls(losses), False, ""
+    if evidence is not None:
+        found |= {"y_error": evidence["y"], "v_error": evidence["v"]}
+        found["hypergradient"] = evidence["hypergradient"] / (evidence["first"] or 1.0)
+        bounded = max(evidence["y"], evidence["v"]) <= SOLVED
+        improving = evidence["gain"] - evidence["late"] > _LEVEL * abs(evidence["gain"])
+        still = evidence["first"] > 0 and found["hypergradient"] <= CONVERGED
+        still &= evidence["gain"] > evidence["doubt"]  # the upper loss has fallen for certain
+    if solved and still and bounded and not improving:
+        status = "converged"
+    elif improving:
+        status, advice = "still improving", "; more rounds would lower the upper loss further"
+    elif solved and still:
+        status = "unknown"
+        advice = "; residuals are small, but the error of y and v is not bounded"
+        advice += "" if evidence else ": only automatic step sizes measure the curvature"
+    else:
+        status, advice = "not converged", "; use more rounds"
+        if evidence is None:
+            grow = any(one[-1] > 1.5 * np.median(one[len(one) // 2 :]) for one in parts.values())
+            advice += " or larger step sizes"
+            advice = "; residuals grow: use smaller or automatic step sizes" if grow else advice
+    facts = ", ".join(_TEXTS[name].format(_percent(value)) for name, value in found.items())
+    converged = None if status == "unknown" else status == "converged"
+    return {**found, "status": status, "converged": converged, "text": f"{status}: {facts}{advice}"}
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    """Return whether the last quarter of some values lies clearly below the one before it.
+
+    Clearly: by twice the standard error, and by a share of the whole decrease.
+    """
+    quarter = len(losses) // 4
+    if quarter < 2:
+        return False
+    late, before = np.asarray(losses[-quarter:]), np.asarray(losses[-2 * quarter : -quarter])
+    fall = before.mean() - late.mean()
+    error = np.sqrt((late.var(ddof=1) + before.var(ddof=1)) / quarter)
+    return bool(fall > max(2 * error, _LEVEL * (losses[0] - late.mean())))
 
 
 def _first(parts: np.ndarray) -> float:
@@ -128,22 +184,8 @@ def _residuals(one: Json) -> np.ndarray:
     return np.sqrt(square / count * np.minimum(share, 1.0))
 
 
-def _text(found: Mapping[str, float], converged: bool | None, growing: bool) -> str:
-    """Return a verdict as a sentence."""
-    said = {
-        "lower": "lower problem solved to",
-        "linear": "linear system to",
-        "hypergradient": "hypergradient fell to",
-    }
-    facts = ", ".join(f"{said[name]} {_percent(value)}" for name, value in found.items())
-    if converged is not False:
-        return f"converged: {facts}" if converged else facts
-    advice = "use more rounds or, with steps of your own, larger ones"
-    return f"not converged: {facts}; {'use smaller or automatic steps' if growing else advice}"
-
-
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * min(share, 1e6):.0f} %"
 
 
 def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json:
