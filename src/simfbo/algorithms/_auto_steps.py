@@ -69,6 +69,7 @@ _SMALL = 0.01  # share of the gain that a change of the upper loss may have eith
 _CLEAR = 1e-2  # relative uncertainty of the upper loss at which x begins to move
 _LOUD = 0.5  # noise of y or v, relative to their size, at which steps are halved
 _DEVIATIONS = 6.0  # standard errors that a change of the upper loss must exceed, at every check
+_EARLY = 0.75  # share of a run in which x may speed up
 _LOST = 10.0  # relative error of y at which a state is given up
 _KNOWN = 0.3  # relative errors of y and v at which d_x is taken for the hypergradient
 _ROUNDING = 10  # rounding errors of the upper loss
@@ -309,8 +310,9 @@ def auto_steps(
             or min(total - small, seen.doubt - evidence.doubt) <= 0
         ):
             certain = seen.change < -total
-            best = base if certain or (seen.change < 0 and not noisy) else best
-            early = (certain and int(state.t) < rounds / 2) if noisy else True
+            lower = seen.change + seen.doubt < evidence.doubt  # the bounds from above
+            best = base if certain or (lower and not noisy) else best
+            early = int(state.t) < _EARLY * rounds and (certain or not noisy)
             early &= seen.growth < _STEADY
             pace = _pacing.next_pace(pace, most, lag, turn, early) if pace else resumed
             pace = pace / 2 if seen.growth > _LEAP else pace
