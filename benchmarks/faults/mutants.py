@@ -29,9 +29,13 @@ SURVEYS = {  # mutants to try, and tests
     "core/aggregation": (70, "tests/core/test_aggregation.py"),
     "runs/checkpoint": (70, "tests/runs/test_checkpoint.py"),
     "core/sampling": (70, "tests/core/test_sampling.py tests/core/test_gate.py"),
-    "runs/files": (25, "tests/runs/test_files.py"),
+    "runs/files": (
+        25,
+        "tests/runs/test_files.py tests/runs/test_names.py tests/cli/test_names.py "
+        "tests/runs/test_checkpoint.py",
+    ),
     "runs/palette": (15, "tests/runs/test_palette.py tests/runs/test_style.py"),
-    "estimators/_linear": (20, ESTIMATORS),
+    "estimators/_linear": (20, f"{ESTIMATORS} tests/estimators/test_export.py"),
     "estimators/_validation": (20, f"{ESTIMATORS} tests/estimators/test_federation.py"),
     "estimators/_fair": (20, ESTIMATORS),
 }
