@@ -69,12 +69,12 @@ def solve(problem: BilevelProblem, data: Any, x0: Any, y0: Any, rounds: int) -> 
 def judged(name: str, history: Any, error: float, pull: float) -> dict[str, Any]:
     """Return a line of the results.
 
-    A verdict is right if it says "converged" where the true hypergradient is below 20 % of its
-    start, and "not converged" where it is above 1 %; between the two either is.
+    A verdict is wrong if it says "converged" where the true hypergradient is above 20 % of its
+    start, or denies it where it is below 1 %; "unknown" is never wrong.
     """
     verdict = getattr(history, "verdict", None) or {"converged": None, "text": ""}
     said = verdict["converged"]
-    right = said is not None and (pull <= 0.2 if said else pull >= 0.01)
+    right = said is None or (pull <= 0.2 if said else pull >= 0.01)
     line = {"case": name, "error": error, "hypergradient": pull, "converged": said,
             "right": right, "status": history.end["status"], "text": verdict["text"]}  # fmt: skip
     said = f"{'right' if right else 'WRONG'}: {verdict['text'] or line['status']}"

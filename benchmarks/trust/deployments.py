@@ -22,7 +22,7 @@ import optax
 
 from simfbo import BilevelProblem, Point
 from simfbo.algorithms import mimefbo, shrofbo, simfbo
-from simfbo.cli.arguments import whole_numbers
+from simfbo.cli.arguments import seeds as seeds_of
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import without_replacement
 from simfbo.datasets import load
@@ -30,6 +30,7 @@ from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import ClientWarning
 from simfbo.estimators import FederatedLogistic, FederatedRidge
 from simfbo.flower import Deployment, simulate
+from simfbo.studies.comparison import checked_seeds
 
 FILE = Path(__file__).parent / "results/deployments.json"
 ROWS = (24, 32, 40, 48, 64, 96)  # of the clients, in random order: programs are shared
@@ -213,7 +214,7 @@ def main() -> None:
     found: dict[str, Any] = json.loads(text)
     for name, make in KINDS.items():
         runs = found.setdefault(name, [])
-        for seed in whole_numbers(options.seeds, "--seeds") if options.only in name else ():
+        for seed in checked_seeds(seeds_of(options.seeds)) if options.only in name else ():
             if seed not in [run["seed"] for run in runs]:
                 runs.append(measure(make, seed))
         options.output.write_text(json.dumps(found, indent=1) + "\n")

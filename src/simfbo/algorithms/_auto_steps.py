@@ -86,7 +86,7 @@ class Evidence(NamedTuple):
         y: bound on the error of y relative to y, ||grad_y G|| / (mu ||y||).
         v: bound on the error of v relative to v.
         hypergradient: its norm.
-        first: its norm when x began to move, or soon after; zero before.
+        first: its norm at the first best point, after x began to move, where it is known.
         gain: by how much the upper loss of the best point has fallen since then.
         late: the gain at three quarters of the run.
         doubt: the uncertainty of the upper loss of the best point.
@@ -334,7 +334,7 @@ def auto_steps(
             y, v = (bound * evidence.mu / mu for bound in (evidence.y, evidence.v))
             evidence = evidence._replace(y=y, v=v, mu=mu)
         known = most > 0 and max(seen.errors.y, seen.errors.v) <= _KNOWN
-        if not evidence.first and known:
+        if not evidence.first and known and best is state.base:
             evidence = evidence._replace(first=seen.errors.x)
         if int(state.t) <= 0.75 * rounds:
             evidence = evidence._replace(late=evidence.gain)
