@@ -25,7 +25,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ESTIMATORS = "tests/estimators/test_conventions.py tests/estimators/test_tasks.py"
 SURVEYS = {  # mutants to try, and tests
-    "core/gate": (70, "tests/core/test_admit.py tests/core/test_gate.py"),
+    "core/gate": (
+        70,
+        "tests/core/test_admit.py tests/core/test_gate.py tests/engines/test_watched.py",
+    ),
     "core/aggregation": (70, "tests/core/test_aggregation.py"),
     "runs/checkpoint": (70, "tests/runs/test_checkpoint.py"),
     "core/sampling": (70, "tests/core/test_sampling.py tests/core/test_gate.py"),

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from simfbo.core.exchange import Reason, Request
-from simfbo.core.gate import Gate, Reply, admit, occurrences
+from simfbo.core.gate import (
+    Gate,
+    Reply,
+    admit,
+    median_norm,
+    occurrences,
+    squared_norms,
+    with_median,
+)
 from simfbo.core.problem import Point
 from simfbo.core.trees import as_arrays, names
 
@@ -288,3 +296,27 @@ def test_refusals_come_in_the_order_of_clients_those_unknown_first():
     assert [refusal.client for refusal in found.refusals] == [None, 0, 1, 7]
     again = admit([fine(8), *strays[::-1], fine(3)], request(), Gate())
     assert again.refusals == found.refusals
+    found = admit([left_out(fine(0), ".y"), fine("3"), fine(8)], request((0, 8)), Gate())
+    assert [refusal.client for refusal in found.refusals] == [None, 0]
+
+
+def test_a_coded_message_is_bytes():
+    arrays = fine(3).arrays
+    replies = [Reply(3, 1234, b"coded"), fine(8)]
+    found = admit(replies, request(), Gate(), decode=lambda position, message: arrays)
+    assert found.messages[0] is not None
+    assert [(r.client, r.text) for r in found.refusals] == [
+        (8, "sent a dict in place of a coded message")
+    ]
+
+
+def test_an_empty_message_has_no_norms():
+    assert squared_norms(()).shape == (0,)
+
+
+def test_the_median_norm_is_that_of_finite_messages_other_than_zero():
+    squares = np.array([[1.0], [np.inf], [0.0], [np.nan], [9.0], [0.0]])
+    assert median_norm(squares) == 2.0
+    assert median_norm(squares[1:4]) == 0.0
+    assert with_median([2.0], 0.5) == [2.0, 0.5]
+    assert with_median([2.0], 0.0) == [2.0]

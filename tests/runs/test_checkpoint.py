@@ -162,8 +162,9 @@ def test_a_damaged_one_falls_back_with_a_warning(tmp_path):
     last = save(tmp_path, 2, STATE, {"round": 2})
     damage(last)
     sentence = f"{last} cannot be used (its digest is wrong); trying the previous checkpoint."
-    with pytest.warns(UserWarning, match=re.escape(sentence)):
+    with pytest.warns(UserWarning, match=re.escape(sentence)) as warned:
         assert newest(tmp_path, lambda found: found.manifest["round"]) == 1
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be used")

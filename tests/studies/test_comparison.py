@@ -185,6 +185,8 @@ def test_verdicts_of_the_runs_are_counted():
         run.verdict = {"status": status}
     (row,) = tables.rows(groups, "test_accuracy")
     assert row["verdict"] == "1 converged, 2 still improving"
+    (row,) = tables.rows({"a": groups["a"][:1]}, "test_accuracy")
+    assert row["verdict"] == "still improving"
     groups["a"][0].verdict = None
     assert "verdict" not in tables.rows(groups, "test_accuracy")[0]
 

@@ -187,7 +187,7 @@ def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state
         raise NeedsHost
 
     def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
-        unused = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in closed.in_avals[:-1]]
+        unused = [jnp.zeros_like(leaf) for leaf in jax.tree.leaves(others)]
 
         def of_round(t: jax.Array) -> list[jax.Array]:
             return jaxpr_as_fun(closed)(*unused, jax.random.fold_in(root, t))

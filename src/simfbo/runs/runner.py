@@ -249,8 +249,8 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
     if end["status"] != "finished":
         return log.end(end)
     measured = job.algorithm.evidence and job.algorithm.evidence(at.state)
-    losses = [one["upper_loss"] for one in log.history.records if "upper_loss" in one]
-    return log.end(end, verdict(at.residuals, measured, losses))
+    losses = [record.get("upper_loss", record.get("test_loss")) for record in log.history.records]
+    return log.end(end, verdict(at.residuals, measured, [one for one in losses if one is not None]))
 
 
 class _Step(NamedTuple):

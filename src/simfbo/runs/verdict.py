@@ -29,7 +29,7 @@ SOLVED, CONVERGED = 0.05, 0.1  # residuals of a converged run: of y and v; of x
 _NEAR = 0.2  # the residual at which y and v are near their solutions
 _SAMPLES, _PARTS, _TAIL = 200, 20, 2  # norms, parts of a run, parts at its end
 _PLACES = 64  # numbers of a sum that tell noise from drift
-_LEVEL = 0.05  # share of the whole decrease of the upper loss that its last quarter may have
+_LEVEL = 0.05  # share of the decrease of the upper loss that its last quarter may have
 _NAMES = {"y": "lower", "v": "linear", "x": "hypergradient"}
 _TEXTS = {
     "lower": "lower-level residual {} of its start",
@@ -105,7 +105,7 @@ def verdict(
     Args:
         seen: the residuals, from `Residuals`.
         evidence: what the algorithm measured at its last check (`Algorithm.evidence`).
-        losses: the upper loss at the run's evaluations.
+        losses: the upper loss at the run's evaluations, or the test loss where it has none.
 
     Returns:
         `lower`, `linear` and `hypergradient`, relative to the start; with evidence `y_error` and
@@ -124,22 +124,24 @@ def verdict(
         found["hypergradient"] = float(h[-1] / start)
     solved = all(found.get(name, 0.0) <= SOLVED for name in ("lower", "linear"))
     still = found.get("hypergradient", 0.0) <= CONVERGED
-    improving, bounded, advice = _falls(losses), False, ""
+    improving, bounded, fallen = _falls(losses), False, True
     if evidence is not None:
         found |= {"y_error": evidence["y"], "v_error": evidence["v"]}
         found["hypergradient"] = evidence["hypergradient"] / (evidence["first"] or 1.0)
         bounded = max(evidence["y"], evidence["v"]) <= SOLVED
+        solved = solved or bounded
         improving = evidence["gain"] - evidence["late"] > _LEVEL * abs(evidence["gain"])
         still = evidence["first"] > 0 and found["hypergradient"] <= CONVERGED
-        still &= evidence["gain"] > evidence["doubt"]  # the upper loss has fallen for certain
-    if solved and still and bounded and not improving:
-        status = "converged"
+        fallen = evidence["gain"] > evidence["doubt"]  # for certain
+    if solved and still and bounded and fallen and not improving:
+        status, advice = "converged", ""
     elif improving:
-        status, advice = "still improving", "; more rounds would lower the upper loss further"
+        status, advice = "still improving", "; more rounds would lower the loss further"
     elif solved and still:
-        status = "unknown"
-        advice = "; residuals are small, but the error of y and v is not bounded"
+        status, advice = "unknown", "; residuals are small, but the error of y and v is not bounded"
         advice += "" if evidence else ": only automatic step sizes measure the curvature"
+        if bounded:
+            advice = "; the upper loss has not fallen by more than its uncertainty"
     else:
         status, advice = "not converged", "; use more rounds"
         if evidence is None:
@@ -152,9 +154,10 @@ def verdict(
 
 
 def _falls(losses: Sequence[float]) -> bool:
-    """Return whether the last quarter of some values lies clearly below the one before it.
+    """Return whether the last quarter of some losses lies clearly below the one before it.
 
-    Clearly: by twice the standard error, and by a share of the whole decrease.
+    Clearly: by twice the standard error, and by 5 % of the whole decrease or of the loss itself; of
+    a network's loss, nearly all of the decrease happens in its first rounds.
     """
     quarter = len(losses) // 4
     if quarter < 2:
@@ -162,7 +165,8 @@ def _falls(losses: Sequence[float]) -> bool:
     late, before = np.asarray(losses[-quarter:]), np.asarray(losses[-2 * quarter : -quarter])
     fall = before.mean() - late.mean()
     error = np.sqrt((late.var(ddof=1) + before.var(ddof=1)) / quarter)
-    return bool(fall > max(2 * error, _LEVEL * (losses[0] - late.mean())))
+    scale = min(losses[0] - late.mean(), abs(before.mean()))
+    return bool(fall > max(2 * error, _LEVEL * scale))
 
 
 def _first(parts: np.ndarray) -> float:

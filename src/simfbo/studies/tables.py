@@ -33,7 +33,8 @@ def _row(
     }
     said = Counter(str((history.verdict or {}).get("status", "")) for history in histories)
     if "" not in said:
-        row["verdict"] = ", ".join(f"{said[status]} {status}" for status in sorted(said))
+        counted = [f"{said[status]} {status}" for status in sorted(said)]
+        row["verdict"] = ", ".join(counted if len(histories) > 1 else said)
     for target in targets:
         row[f"to {target:g}: exchanges / MB / CPU s"] = to_target(histories, metric, target)
     return row
