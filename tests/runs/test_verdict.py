@@ -2,6 +2,7 @@
 
 import importlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -165,6 +166,20 @@ def test_bounded_errors_need_no_small_residuals():
     large = seen(y=np.ones(40), v=np.ones(40), x=np.ones(40))
     assert MODULE.verdict(large, EVIDENCE)["status"] == "converged"
     assert MODULE.verdict(large)["status"] == "not converged"
+
+
+def test_a_round_that_was_given_up_half_way_leaves_no_residuals():
+    """Automatic steps catch a lack of replies within a round of FedNest, after y and before x."""
+    federation, key = SimulatedFederation(TASK.data), jax.random.key(0)
+    method = fednest(PROBLEM, Point(x=0.2, y=0.3, v=0.3), 1, 8)
+    residuals = MODULE.Residuals(method, federation, rounds=4)
+    residuals.begin(1)
+    lower_grad = method.client_steps[0]
+    residuals.federation.sum(lower_grad, (TASK.x0, TASK.y0), federation.cohort(key), key)
+    assert residuals.end(1, {}) == {}
+    residuals.begin(2)
+    method.round(method.init(TASK.x0, TASK.y0), residuals.federation, key)
+    assert residuals.end(2, {}).keys() == {"y", "x"}
 
 
 def test_places_are_taken_from_every_leaf():

@@ -70,8 +70,9 @@ class Residuals:
         self._on = self.due(t)
 
     def end(self, t: int, seen: Seen) -> Seen:
-        """Return what was seen so far, with this round's residuals."""
-        return self.added(t, seen, measured(self._sums) if self._sums else ())
+        """Return the residuals so far, with this round's unless it was given up half-way."""
+        complete = self._sums.keys() == set("".join(self._channels.values()))
+        return self.added(t, seen, measured(self._sums) if complete and self._sums else ())
 
     def added(self, t: int, seen: Seen, found: Any) -> Seen:
         """Return what was seen so far, with what `measured` found in a round."""
