@@ -43,7 +43,7 @@ def table(case):
     ways = dict(sorted(results()[case].items(), key=lambda way: way[0] != "automatic steps"))
     known = next(iter(ways.values()))[0]
     metrics = [metric for metric in METRICS[case.split(",")[0]] if metric in known]
-    head = ["", *(metric.replace("_", " ") for metric in metrics), "rounds", "MB sent"]
+    head = ["", *(metric.replace("_", " ") for metric in metrics), "exchanges", "MB sent"]
     lines = [head, ["---"] * len(head)]
     for way, seeds in ways.items():
         numbers = [
