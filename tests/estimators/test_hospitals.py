@@ -10,8 +10,6 @@ import sklearn
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "hospitals.py"
 
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
 
 @pytest.fixture
 def example(monkeypatch, tmp_path, capsys):
@@ -31,6 +29,7 @@ def example(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("random_models")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_rows_of_a_hospital_judge_only_models_that_did_not_see_it(example):
     found = example("--small")
     for name, search in zip(found["order"], found["judged"]["estimator"], strict=True):
