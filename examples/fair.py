@@ -130,7 +130,7 @@ left.set_yticks(places, [f"{name}, {size}" for name, size in zip(NAMES, sizes, s
 left.set_ylim(-1.2, len(NAMES) - 0.6)
 style.key(left, loc="lower right")
 
-style.frame(right, "rounds of SimFBO", "weight of a row in training")
+style.frame(right, "iterations of SimFBO", "weight of a row in training")
 curves = [
     style.Label(name, history.column("round"), history.column(f"weight {name}"), colour, bold=True)
     for name, colour in zip(NAMES, COLOURS[1:], strict=False)

@@ -1,6 +1,6 @@
 """Automatic steps on random logistic regressions with one learnt L2 weight per feature.
 
-    python benchmarks/trust/random_problems.py [--first-seed 5000] [--group NAME] [--problems N]
+    python benchmarks/trust/random_problems.py --first-seed N [--group NAME] [--problems N]
 
 The truth is computed in double precision with NumPy: y*(x) by Newton's method, the attainable upper
 loss by L-BFGS on the exact hypergradient. Appends one line per problem to
@@ -227,7 +227,7 @@ def main() -> None:
     """Run the problems that have no result yet, then compare all results with the requirements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--first-seed", type=int, default=5000)
+    parser.add_argument("--first-seed", type=int, required=True)
     parser.add_argument("--group", choices=list(GROUPS), action="append")
     parser.add_argument("--problems", type=int, help="at most so many of each group")
     parser.add_argument("--output", type=Path, default=FILE)

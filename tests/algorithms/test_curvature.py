@@ -256,6 +256,15 @@ def test_refreshed_ends_follow_a_changing_matrix(noisy):
         assert 0.9 < curvature.L / values[-1] <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("mu", [-1e-9, 0.0])
+def test_a_mu_that_was_not_positive_is_forgotten(mu):
+    """Rounding may make it negative once; then the cap on its growth must not keep it there."""
+    start = np.concatenate([np.eye(2, 20), np.zeros((4, 20))])
+    values = np.geomspace(4.0, 0.5, 20)
+    found = refresh(Curvature(mu, 4.0, 1.0, 0.0, start), start, start * values)
+    assert found.mu == pytest.approx(values[1])
+
+
 def test_orthonormal_rows_span_the_same_and_pad_with_zeros():
     rows = np.array([[3.0, 0, 0], [1.0, 1, 0], [2.0, 5, 0], [0, 0, 0]])
     basis = orthonormal(rows)

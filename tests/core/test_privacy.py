@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError, run
-from simfbo.algorithms import fedmbo, simfbo, with_momenta
+from simfbo.algorithms import auto_steps, fedmbo, simfbo, with_momenta
 from simfbo.core.data import from_clients
 from simfbo.core.federation import Algorithm
 from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private, spent
@@ -306,6 +306,10 @@ def test_spent_is_epsilon_of_the_cohorts_and_runs_warn_above_ten():
     memory = private(with_momenta(simfbo(TASK.problem, STEPS), 0.5), Privacy(noise=noise))
     assert spent(memory, federation, 7) == epsilon(7, 5, 5, noise)
     start = TASK.x0, TASK.y0
+    auto = auto_steps(lambda plan: simfbo(TASK.problem, plan.local, plan.server), TASK.problem,
+                      TASK.x0, rounds=20)  # fmt: skip
+    # Measuring asks one cohort several times.
+    assert spent(private(auto, Privacy(noise=noise)), federation, 7) == epsilon(7, 5, 5, noise)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(plain, federation, *start, rounds=2)

@@ -41,7 +41,7 @@ def test_with_given_step_sizes_a_solved_run_is_unknown(tmp_path):
     verdict = history.verdict
     assert (verdict["status"], verdict["converged"]) == ("unknown", None)
     assert verdict["text"].startswith("unknown: lower-level residual ")
-    assert verdict["text"].endswith(": only automatic step sizes measure the curvature")
+    assert verdict["text"].endswith("(automatic steps of bilevel methods bound it)")
     fall = np.linalg.norm(TRUTH.hypergradient(history.state.x))
     fall /= np.linalg.norm(TRUTH.hypergradient(TASK.x0))
     assert verdict["hypergradient"] < 0.05
@@ -55,7 +55,7 @@ def test_a_run_that_is_too_short_says_so():
     assert history.verdict["converged"] is False
     assert history.verdict["lower"] < 0.05
     assert history.verdict["hypergradient"] > 0.9
-    advice = "; use more rounds or larger step sizes"
+    advice = "; use more iterations or larger step sizes"
     assert history.verdict["text"].endswith(advice)
 
 
@@ -147,6 +147,12 @@ def test_converged_needs_bounded_errors_a_small_hypergradient_and_a_flat_upper_l
     assert verdict["status"] == status
     assert verdict["converged"] is {"converged": True, "unknown": None}.get(status, False)
     assert verdict["text"].startswith(f"{status}: ")
+
+
+def test_without_a_first_hypergradient_there_is_no_share_of_it():
+    verdict = MODULE.verdict(SMALL, EVIDENCE | {"first": 0.0, "hypergradient": 1e-5})
+    assert "hypergradient" not in verdict
+    assert "hypergradient" not in verdict["text"]
 
 
 @pytest.mark.parametrize(("losses", "status"), [

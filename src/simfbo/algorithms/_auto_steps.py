@@ -69,7 +69,7 @@ _SMALL = 0.01  # share of the gain that a change of the upper loss may have eith
 _CLEAR = 1e-2  # relative uncertainty of the upper loss at which x begins to move
 _LOUD = 0.5  # noise of y or v, relative to their size, at which steps are halved
 _DEVIATIONS = 6.0  # standard errors that a change of the upper loss must exceed, at every check
-_EARLY = 0.75  # share of a run in which x may speed up
+_EARLY = 0.75  # share of a run in which x may speed up; `Evidence.late` is the gain at its end
 _LOST = 10.0  # relative error of y at which a state is given up
 _KNOWN = 0.3  # relative errors of y and v at which d_x is taken for the hypergradient
 _ROUNDING = 10  # rounding errors of the upper loss
@@ -214,7 +214,7 @@ def auto_steps(
     if problem.lower_level == "private":
         raise UserError(
             "Automatic step sizes are measured on a lower problem that all clients share: give the "
-            "step sizes of a private lower level yourself."
+            "step sizes of a personal lower level yourself."
         )
     scale = _pacing.size_of(variable(x0, "x0"))
     typical = float(np.mean(jax.tree.leaves(scale)))
@@ -269,15 +269,19 @@ def auto_steps(
         return state if state.length else look(state, federation, key)
 
     def paced(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
-        """End a window: check the upper loss, measure mu and L again, set the pace of x."""
+        """End a window, or go back to the best point where its exchanges overflow."""
         if not plain and not float(state.window.power):  # x stays as it is, as with FedAvg
             return state._replace(best=state.base, age=np.zeros((), np.int32))
         try:
-            state, seen = checked(state, federation, key)
+            return ended(state, federation, key)
         except TooFewReplies as error:
             if not error.exchange.mostly_oversized or state.halvings >= _MOST:
                 raise
             return _back(state)
+
+    def ended(state: AutoState, federation: Federation, key: jax.Array) -> AutoState:
+        """End a window: check the upper loss, measure mu and L again, set the pace of x."""
+        state, seen = checked(state, federation, key)
         length = int(state.age)
         pace, most, resumed = np.asarray(state.pace).tolist()
         evidence = Evidence(*np.asarray(state.evidence).tolist())
@@ -307,7 +311,8 @@ def auto_steps(
         elif (
             noisy
             or abs(seen.change) > total
-            or min(total - small, seen.doubt - evidence.doubt) <= 0
+            or total <= small  # precise enough: no such change matters
+            or seen.doubt <= evidence.doubt  # no less precise than at the best point
         ):
             certain = seen.change < -total
             lower = seen.change + seen.doubt < evidence.doubt  # the bounds from above
@@ -336,7 +341,7 @@ def auto_steps(
         known = most > 0 and max(seen.errors.y, seen.errors.v) <= _KNOWN
         if not evidence.first and known and best is state.base:
             evidence = evidence._replace(first=seen.errors.x)
-        if int(state.t) <= 0.75 * rounds:
+        if int(state.t) <= _EARLY * rounds:
             evidence = evidence._replace(late=evidence.gain)
         if halve:
             state = state._replace(halvings=np.asarray(int(state.halvings) + 1, np.int32))
@@ -358,13 +363,16 @@ def auto_steps(
         at, best = (_point(one) for one in (state.base, state.best))
         old = _curvature_of(state)
         basis = orthonormal(old.vectors)
-        rows, count = rows_like(basis, at.y), len(federation.cohort(key).ids)
-        keys = jax.random.split(key, 1 if count >= federation.n else min(4, -(-8 // count)))
+        rows, keys = rows_like(basis, at.y), jax.random.split(key, 4)
         replies: list[PyTree] = []
+        count = 0
         for one in keys:
             cohort = federation.cohort(one)
             reply = federation.sum(tools.check, (at, best, rows), cohort, one)
             replies.append(trees.scale(1 / cohort.weights.sum(), reply))
+            count += len(cohort.ids)
+            if len(cohort.ids) >= federation.n or count >= 8:
+                break
         mean = jax.tree.map(lambda *parts: np.mean(np.stack(parts), 0, float), *replies)
         (h, numbers), d_y, (d_v, images) = mean
         value, change, square, correction = numbers.tolist()
@@ -376,9 +384,10 @@ def auto_steps(
         )
         unsolved = residuals[0] * residuals[1] / mu
         if new.noisy:
-            spread = max(square - change**2, 0.0) if count < federation.n else 0.0
+            sampled = len(cohort.ids) < federation.n
+            spread = max(square - change**2, 0.0) if sampled else 0.0
             doubt += 0.1 * unsolved  # most of the residuals is noise
-            doubt += _DEVIATIONS * math.sqrt(spread / max(1, count * len(keys) - 1))
+            doubt += _DEVIATIONS * math.sqrt(spread / max(1, count - 1))
         else:
             doubt += unsolved
         bounds = [

@@ -213,7 +213,9 @@ def refresh(old: Curvature, basis: np.ndarray, images: np.ndarray) -> Curvature:
     ends, moved = vectors[:, [-1, 0]].T @ basis, vectors[:, [-1, 0]].T @ images
     residuals = moved - values[[-1, 0], None] * ends
     caution = 0.9 if old.noisy else 0.5  # the factor by which L may fall, and mu rise, at a time
-    mu, L = min(float(values[0]), old.mu / caution), max(float(values[-1]), caution * old.L)
+    mu, L = float(values[0]), max(float(values[-1]), caution * old.L)
+    if old.mu > 0:  # else rounding, or a lower loss that is not convex, made it negative
+        mu = min(mu, old.mu / caution)
     along = np.sum(ends * old.vectors[:2], axis=1, keepdims=True)
     changes = ends - along * old.vectors[:2]
     rows = np.concatenate([ends, residuals, changes])

@@ -76,7 +76,7 @@ def fedbioacc_local(
         (x, d), now = trees.add((state.x, state.d), change.x), state.t + tau / count
         return LocalState(x, state.y, d, now)
 
-    other = "Its lower problems are private, so its solution is another."
+    other = "Its lower problems are personal, so its solution is another."
     kept = "What clients remember is from when they last took part, also where all are the same."
     violations = {"finds the solution": other, "unequal local work": other,
                   "identical clients": kept}  # fmt: skip

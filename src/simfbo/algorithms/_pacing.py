@@ -205,7 +205,8 @@ def following(rounds: int) -> optax.GradientTransformation:
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
         speed = trees.add_scaled(updates, state.momentum, state.speed)
-        step = trees.scale(-state.gamma * cosine(0.9 * late(state.iteration, rounds)), speed)
+        late = jnp.maximum(0.0, 2 * jnp.asarray(state.iteration, float) / rounds - 1)
+        step = trees.scale(-state.gamma * cosine(0.9 * late), speed)
         return step, state._replace(iteration=state.iteration + 1, speed=speed)
 
     return optax.GradientTransformation(init, update)
@@ -238,11 +239,6 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
         return step, Paced(state.iteration + 1, moved, first, second, state.pace)
 
     return optax.GradientTransformation(init, update)
-
-
-def late(iteration: Scalar, rounds: int) -> jax.Array:
-    """Return the share of a run's second half that is over."""
-    return jnp.maximum(0.0, 2 * jnp.asarray(iteration, float) / rounds - 1)
 
 
 def cosine(share: Scalar) -> jax.Array:

@@ -116,7 +116,7 @@ class HyperRepresentationSettings(PartitionedSettings):
         if self.unseen >= self.clients:
             raise ValueError(f"unseen must leave some of the {self.clients} clients to train")
         if self.private and (self.unseen or self.together):
-            raise ValueError("private heads are tested on their own clients: omit unseen, together")
+            raise ValueError("own heads are tested on their own clients: omit unseen, together")
         if self.partition == "natural" and (self.train_images or self.test_images):
             raise ValueError(
                 "the first images are those of the first natural clients: leave train_images and "

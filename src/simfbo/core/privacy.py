@@ -124,13 +124,14 @@ def spent(
 ) -> float:
     """Compute epsilon of a private algorithm on a federation after some exchanges.
 
-    Memory of a client depends on when it was sampled, so sampling then counts as no protection.
+    Memory of a client depends on when it was sampled, and automatic steps ask one cohort several
+    times: sampling then counts as no protection.
 
     Args:
         algorithm: what `private` returned.
         federation: what it runs on.
-        exchanges: the number of exchanges, one for every iteration of the methods that this
-            accounting covers.
+        exchanges: the number of exchanges: one for every iteration of the methods that this
+            accounting covers, and those in which automatic steps measure.
         delta: as in `epsilon`.
 
     Returns:
@@ -148,8 +149,9 @@ def spent(
         371
     """
     noise, n = algorithm.settings["privacy"].noise, federation.n
-    cohort = n if algorithm.memory is not None else len(federation.cohort(jax.random.key(0)).ids)
-    return epsilon(exchanges, n, cohort, noise, delta)
+    if algorithm.memory is not None or algorithm.evidence is not None:
+        return epsilon(exchanges, n, n, noise, delta)
+    return epsilon(exchanges, n, len(federation.cohort(jax.random.key(0)).ids), noise, delta)
 
 
 def clip(message: PyTree, limits: Point[float]) -> PyTree:

@@ -7,7 +7,8 @@ Estimator = TypeVar("Estimator", bound=type)
 
 _FRAGMENTS = {
     "training": """\
-    rounds: the most rounds of training; each is one exchange with the clients.
+    rounds: the most iterations of training; each is one exchange with the clients, and automatic
+        steps add about one in ten to check them.
     tol: training ends early where the upper loss has changed by no more than this, relative to
         its size, and the models by no more than its square root, over two evaluations, which
         are about a tenth of the rounds; 0 always takes all rounds.
@@ -44,7 +45,7 @@ _FRAGMENTS = {
         judged by a model that was not trained on them, and count once, whatever `sample_weight`.
     ledger_: the `simfbo.Ledger` of everything sent, including the exchange for the scales and
         the search for step sizes; the evaluation on clients is in its `by_step` alone.
-    n_iter_: the number of rounds that were run.
+    n_iter_: the number of iterations that were run.
     preprocessing_: the `FederatedTabular` that turned text and missing values into numbers, by
         further exchanges; None where X held only numbers. `coef_` is then about the columns that
         `get_feature_names_out()` names.

@@ -72,7 +72,7 @@ def warn_unless_converged(history: History) -> None:
     if found is None or found["converged"] is not False or last < history.header["rounds"]:
         return
     solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
-    if not solved or found["hypergradient"] > _ENOUGH:
+    if not solved or found.get("hypergradient", 1.0) > _ENOUGH:
         text = found["text"].removeprefix("not converged: ")
         warnings.warn(f"The fit has not converged: {text}.", ConvergenceWarning, stacklevel=4)
 

@@ -108,9 +108,11 @@ def _warn_of_epsilon(
     delta = ((config or {}).get("privacy") or {}).get("delta", 1e-5)
     with contextlib.suppress(MissingExtra):  # which the accountant needs, and the noise does not
         if (epsilon := spent(algorithm, federation, rounds, delta)) > WEAK:
+            least = "" if algorithm.evidence is None else "at least "  # measuring adds exchanges
             warnings.warn(
-                f"This run ends at epsilon {epsilon:.3g}, and above {WEAK:.0f} hardly anything is "
-                "protected: add noise, run fewer iterations, or sample few of many clients.",
+                f"This run ends at epsilon {least}{epsilon:.3g}, and above {WEAK:.0f} hardly "
+                "anything is protected: add noise, run fewer iterations, or sample few of many "
+                "clients.",
                 stacklevel=4,
             )
 

@@ -200,7 +200,8 @@ def _privacy(history: History) -> str:
     if not privacy and not header.get("private"):
         return (
             "Not differentially private: no noise was added. Rows stay with their clients, but "
-            "messages and model can reveal something about them."
+            "the server can recover rows from messages, some exactly, and the model can reveal "
+            "whose rows it was trained on."
         )
     found = history.records[-1].get("epsilon") if history.records else None
     if not privacy or found is None:

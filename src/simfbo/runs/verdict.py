@@ -109,9 +109,10 @@ def verdict(
         losses: the upper loss at the run's evaluations, or the test loss where it has none.
 
     Returns:
-        `lower`, `linear` and `hypergradient`, relative to the start; with evidence `y_error` and
-        `v_error`, bounds on relative errors; `status`, one of converged, still improving, not
-        converged and unknown; `converged`, which is None where it is unknown; `text`, one sentence.
+        `lower`, `linear` and `hypergradient`, relative to the start, as far as they are known; with
+        evidence `y_error` and `v_error`, bounds on relative errors; `status`, one of converged,
+        still improving, not converged and unknown; `converged`, which is None where it is unknown;
+        `text`, one sentence.
     """
     parts = {name: _residuals(seen[name]) for name in ("y", "v", "x") if name in seen}
     if not parts:
@@ -128,23 +129,25 @@ def verdict(
     improving, bounded, fallen = _falls(losses), False, True
     if evidence is not None:
         found |= {"y_error": evidence["y"], "v_error": evidence["v"]}
-        found["hypergradient"] = evidence["hypergradient"] / (evidence["first"] or 1.0)
+        found.pop("hypergradient", None)
+        if evidence["first"]:  # else x never moved from a point where it was known
+            found["hypergradient"] = evidence["hypergradient"] / evidence["first"]
         bounded = max(evidence["y"], evidence["v"]) <= SOLVED
         solved = solved or bounded
         improving = evidence["gain"] - evidence["late"] > _LEVEL * abs(evidence["gain"])
-        still = evidence["first"] > 0 and found["hypergradient"] <= CONVERGED
+        still = found.get("hypergradient", 1.0) <= CONVERGED
         fallen = evidence["gain"] > evidence["doubt"]  # for certain
     if solved and still and bounded and fallen and not improving:
         status, advice = "converged", ""
     elif improving:
-        status, advice = "still improving", "; more rounds would lower the loss further"
+        status, advice = "still improving", "; more iterations would lower the loss further"
+    elif solved and still and bounded:
+        status, advice = "unknown", "; the upper loss has not fallen by more than its uncertainty"
     elif solved and still:
         status, advice = "unknown", "; residuals are small, but the error of y and v is not bounded"
-        advice += "" if evidence else ": only automatic step sizes measure the curvature"
-        if bounded:
-            advice = "; the upper loss has not fallen by more than its uncertainty"
+        advice += "" if evidence else " (automatic steps of bilevel methods bound it)"
     else:
-        status, advice = "not converged", "; use more rounds"
+        status, advice = "not converged", "; use more iterations"
         if evidence is None:
             grow = any(one[-1] > 1.5 * np.median(one[len(one) // 2 :]) for one in parts.values())
             advice += " or larger step sizes"

@@ -67,7 +67,7 @@ def private_heads(
     # Rounds fold 1, 2, ... into the seed's key; 0 is reserved for the initial weights.
     x0, y0 = model.init(jax.random.fold_in(jax.random.key(seed), 0))
     return Task(
-        "hyper-representation, private heads",
+        "hyper-representation, personal heads",
         losses(model, *scale, regularisation)._replace(lower_level="private"),
         federate((pixels, labels), lower, upper, batch_size=batch_size),
         x0,
