@@ -164,6 +164,7 @@ NUMBERS = {
     "bytes-simfbo": Cell("bytes", "1 client, 25 local steps, cosine, float32", _ACCURACY, mean),
     "paper-iid": Cell("mnist-iid", _PAPER, _ACCURACY),
     "paper-mb": Cell("mnist-iid", _PAPER, _TO_974, part(1)),
+    "v0": Cell("mnist-iid", "SimFBO, v held at zero", _ACCURACY),
     "paper-shards": Cell("mnist-noniid", _PAPER, _ACCURACY),
     "rounds-simfbo": Cell("mnist-iid", _PAPER, "exchanges an iteration"),
     "rounds-fednest": Cell("mnist-iid", "FedNest, tuned", "exchanges an iteration"),
