@@ -15,9 +15,9 @@ import numpy as np
 
 from simfbo import BilevelProblem, from_clients
 from simfbo.config.build import build_algorithm, build_federation
-from simfbo.config.catalogue import METHODS, Method, any_of
+from simfbo.config.catalogue import METHODS, MethodRecord, any_of
 from simfbo.config.run import checked
-from simfbo.core.federation import Algorithm
+from simfbo.core.method import Method
 from simfbo.engines.counting import CountingFederation
 from simfbo.errors import UserError
 
@@ -122,7 +122,7 @@ def _kinked(x: Any, y: Any, batch: Any) -> jax.Array:
     return _differentiable_once(x.sum() + y.sum() + batch.sum())
 
 
-def _built(record: Method, loss: Any, **options: Any) -> tuple[Algorithm, CountingFederation]:
+def _built(record: MethodRecord, loss: Any, **options: Any) -> tuple[Method, CountingFederation]:
     """Return a method with default settings, and clients that only count."""
     config = checked(
         {"task": {"name": "quadratic"}},
@@ -141,7 +141,7 @@ def _start() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(_D_X, np.float32), np.zeros(_D_Y, np.float32)
 
 
-def _iterations(algorithm: Algorithm, federation: CountingFederation) -> list[Sent]:
+def _iterations(algorithm: Method, federation: CountingFederation) -> list[Sent]:
     """Return what different iterations send, the shortest first."""
     found, before = set(), Sent(0, 0, 0)
     count = _DRAWS if "ledger is cost" in algorithm.known_violations else 1
@@ -181,13 +181,13 @@ def _span(values: Iterable[Any], text: Any) -> str:
     return " to ".join(ends)
 
 
-def _kept(record: Method) -> str:
+def _kept(record: MethodRecord) -> str:
     """Return what a client remembers, also with the options that `simfbo check` tries."""
     found = {}
     for options in record.laws.values():
         algorithm, _ = _built(record, _smooth, **options)
-        if algorithm.memory is not None:
-            kept = jax.tree.leaves(algorithm.memory(*_start()))
+        if algorithm.has_memory:
+            kept = jax.tree.leaves(algorithm.client_memory(*_start()))
             found[_named(options)] = multiples(sum(np.size(leaf) for leaf in kept))
     return "; ".join(f"{size}{option}" for option, size in found.items()) or "nothing"
 
@@ -196,7 +196,7 @@ def _named(options: Any) -> str:
     return "".join(f' with `{key} = "{value}"`' for key, value in options.items())
 
 
-def _derivatives(record: Method) -> str:
+def _derivatives(record: MethodRecord) -> str:
     algorithm, federation = _built(record, _kinked)
     federation.remember(algorithm, *_start())
     try:
@@ -206,7 +206,7 @@ def _derivatives(record: Method) -> str:
     return "first only"
 
 
-def _unequal_work(record: Method) -> str:
+def _unequal_work(record: MethodRecord) -> str:
     """Return what unequal local work does to the solution, as the method declares it."""
     violations = _built(record, _smooth)[0].known_violations
     if record.adds_up_work:
@@ -217,7 +217,7 @@ def _unequal_work(record: Method) -> str:
     return "stays, up to a drift of the order of the local steps" if drifts else "stays"
 
 
-def _private(records: Iterable[Method]) -> str:
+def _private(records: Iterable[MethodRecord]) -> str:
     """Return the titles of the methods that leave the lower variable with the clients."""
     found = []
     for record in records:
@@ -237,15 +237,15 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([_row(*heads), "|" + "---|" * len(heads), *(_row(*row) for row in rows)])
 
 
-def _link(record: Method) -> str:
+def _link(record: MethodRecord) -> str:
     return f"[{record.title}](reference-{record.name}.md){_mark(record)}"
 
 
-def _mark(record: Method) -> str:
+def _mark(record: MethodRecord) -> str:
     return " \N{DAGGER}" if record.from_abstract else ""
 
 
-def _cost_row(record: Method) -> list[str]:
+def _cost_row(record: MethodRecord) -> list[str]:
     sent = _iterations(*_built(record, _smooth))
     return [
         _link(record),
@@ -257,7 +257,7 @@ def _cost_row(record: Method) -> list[str]:
     ]
 
 
-def _takes_row(record: Method) -> list[str]:
+def _takes_row(record: MethodRecord) -> list[str]:
     sampling = _SAMPLING.get(record.sampling, record.sampling or "")
     return [_link(record), sampling, record.sampled or "all", _unequal_work(record)]
 
@@ -270,7 +270,7 @@ def results(name: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
 
 
-def _measured(record: Method) -> list[list[str]]:
+def _measured(record: MethodRecord) -> list[list[str]]:
     """Return the row of a method's tuned run in both benchmarks; none where there is none."""
     found = [results(name) for name in ("mnist-iid", "mnist-noniid")]
     names = [name for name in found[0] if name.startswith(f"{record.title}, tuned")]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Changed, unchanged
 
 from simfbo import checks
 from simfbo.algorithms import mimefbo, simfbo
@@ -15,13 +16,6 @@ from simfbo.core.problem import Point
 BY_NAME = {law.name: law for law in LAWS + SINGLE_LOOP_LAWS + MEMORY_LAWS}
 
 
-def with_round(algorithm, change):
-    """Return the algorithm with `change(round, state, federation, key)` for its round."""
-    return algorithm._replace(
-        round=lambda state, federation, key: change(algorithm.round, state, federation, key)
-    )
-
-
 def forgetful(problem, local, server):
     """Draws from a hidden generator."""
     rng = np.random.default_rng(0)
@@ -29,7 +23,7 @@ def forgetful(problem, local, server):
     def change(round, state, federation, key):
         return round(state, federation, jax.random.key(int(rng.integers(1000))))
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def engine_dependent(problem, local, server):
@@ -40,7 +34,7 @@ def engine_dependent(problem, local, server):
         seen = 1e-3 * float(type(federation).__name__ == "DebugFederation")
         return after._replace(x=jax.tree.map(lambda a: a + seen, after.x))
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def talkative(problem, local, server):
@@ -56,7 +50,7 @@ def talkative(problem, local, server):
             federation.sum(hello, jnp.ones(3), federation.cohort(key), key)
         return round(state, federation, key)
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def arrays_only(problem, local, server):
@@ -66,27 +60,26 @@ def arrays_only(problem, local, server):
         after = round(state, federation, key)
         return after._replace(x=jax.tree.map(lambda a: a * (1 if a.size > 2 else 0.9), after.x))
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def averages_iterates(problem, local, server):
     """Sends iterates instead of changes."""
     base = simfbo(problem, local, server)
-    step = base.client_steps[0]
 
     def iterate(payload, client):
-        q = step(payload, client)
+        q = base.simfbo_step(payload, client)
         steps = Point(x=server.x, y=server.y, v=server.v)
         return Point(
             *(trees.add_scaled(z, -s, d) for z, s, d in zip(payload, steps, q, strict=True))
         )
 
-    def round(state, federation, key):
+    def change(round, state, federation, key):
         cohort = federation.cohort(key)
         found = federation.sum(iterate, Point(state.x, state.y, state.v), cohort, key)
         return state._replace(x=found.x, y=found.y, v=found.v)
 
-    return base._replace(round=round, client_steps=(iterate,))
+    return Changed(base, change)
 
 
 def unscaled_weights(problem, local, server):
@@ -99,7 +92,7 @@ def unscaled_weights(problem, local, server):
 
         return round(state, View(federation, biased_sum, federation.gather), key)
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def no_implicit_term(problem, local, server):
@@ -109,7 +102,7 @@ def no_implicit_term(problem, local, server):
         after = round(state, federation, key)
         return after._replace(v=trees.zeros_like(after.v))
 
-    return with_round(simfbo(problem, local, server), change)
+    return Changed(simfbo(problem, local, server), change)
 
 
 def wrong_sign(problem, local, server):
@@ -119,7 +112,7 @@ def wrong_sign(problem, local, server):
 
 def unnormalised(problem, local, server):
     """SimFBO without its declared violation."""
-    return simfbo(problem, local, server)._replace(known_violations={})
+    return Changed(simfbo(problem, local, server), unchanged, {})
 
 
 def local_steps_on_server(problem, local, server):
@@ -141,7 +134,7 @@ def leaky(problem, local, server):
         )
         return after
 
-    return with_round(scaffold(problem, local, server), change)
+    return Changed(scaffold(problem, local, server), change)
 
 
 def gullible(problem, local, server):
@@ -154,16 +147,15 @@ def gullible(problem, local, server):
         federation.client_memory = memory.kept(before, latest.memory, latest.request.ids, None)
         return after
 
-    return with_round(scaffold(problem, local, server), change)
+    return Changed(scaffold(problem, local, server), change)
 
 
 def by_number(problem, local, server):
     """Treats clients by their numbers."""
     base = scaffold(problem, local, server)
-    step = base.client_steps[0]
 
     def numbered(payload, client):
-        message, kept = step(payload, client)
+        message, kept = base.mimefbo_step(payload, client)
         return WithMemory(
             message, trees.scale(1 + 1e-3 * jnp.asarray(client.data.client, float), kept)
         )
@@ -174,7 +166,7 @@ def by_number(problem, local, server):
 
         return round(state, View(federation, other, federation.gather), key)
 
-    return with_round(base, change)._replace(client_steps=(numbered,))
+    return Changed(base, change)
 
 
 def first_h(problem, local, server):
@@ -184,7 +176,7 @@ def first_h(problem, local, server):
         after = round(state, federation, key)
         return after._replace(h=after.h if int(state.norm_count) == 0 else state.h)
 
-    return with_round(mimefbo(problem, local, server), change)
+    return Changed(mimefbo(problem, local, server), change)
 
 
 def earlier_h(problem, local, server):
@@ -197,7 +189,7 @@ def earlier_h(problem, local, server):
         kept.append(after.h)
         return after
 
-    return with_round(mimefbo(problem, local, server), change)
+    return Changed(mimefbo(problem, local, server), change)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +222,8 @@ def test_law_catches(factory, name):
 
 def test_a_declared_violation_that_is_none_is_caught():
     def modest(problem, local, server):
-        return simfbo(problem, local, server)._replace(
-            known_violations={"any pytree": "it might be biased"}
-        )
+        violations = {"any pytree": "it might be biased"}
+        return Changed(simfbo(problem, local, server), unchanged, violations)
 
     finding = checks.examine(modest, BY_NAME["any pytree"])
     assert not finding.passed

@@ -1,19 +1,20 @@
 """Test accuracy with hostile clients: a representation for scikit-learn's digits."""
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rules import RULES, everywhere
 
-from simfbo import Algorithm, Client, Gate, Point, SimulatedFederation, run
+from simfbo import Client, Gate, Method, Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
 from simfbo.core import partition
 from simfbo.core.federation import ClientStep, Federation, View
+from simfbo.core.method import Wrapper
 from simfbo.core.sampling import Cohort, everyone, without_replacement
 from simfbo.datasets import load
 from simfbo.tasks import Task, hyper_representation
@@ -25,35 +26,47 @@ LOUD, QUIET = -10.0, -1.0  # what hostile clients multiply their messages by
 GATED, ABSENT = "mean, gate", "mean of the honest"
 
 
-def attackable(algorithm: Algorithm) -> Callable[..., Algorithm]:
-    """Return (count, factor) -> the algorithm with the first `count` clients hostile.
+class Hostile(eqx.Module):
+    """A client step of which hostile clients send a multiple.
 
-    Both travel in the payload, so that all attacks are one compiled program.
+    The payload also says how many clients are hostile, and by what they multiply.
     """
 
-    def turned(client_step: ClientStep) -> ClientStep:
-        @functools.wraps(client_step)
-        def hostile(payload: Any, client: Client) -> Any:
-            (count, by), payload = payload
-            factor = jnp.where(client.data.client < count, by, 1.0)
-            return jax.tree.map(lambda a: factor.astype(a.dtype) * a, client_step(payload, client))
+    step: ClientStep
 
-        return hostile
+    @property
+    def __name__(self) -> str:
+        return self.step.__name__
 
-    steps = {step: turned(step) for step in algorithm.client_steps}
+    def __call__(self, payload: Any, client: Client) -> Any:
+        """Run the step."""
+        (count, by), payload = payload
+        factor = jnp.where(client.data.client < count, by, 1.0)
+        return jax.tree.map(lambda a: factor.astype(a.dtype) * a, self.step(payload, client))
 
-    def hostile(count: int, by: float = LOUD) -> Algorithm:
-        def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-            attack = np.int32(count), np.float32(by)
 
-            def attacked(step: ClientStep, payload: Any, cohort: Cohort, key: Any, eta: Any) -> Any:
-                return federation.sum(steps[step], (attack, payload), cohort, key, eta)
+class Attacked(Wrapper):
+    """A method whose first `count` clients are hostile."""
 
-            return algorithm.round(state, View(federation, attacked, federation.gather), key)
+    count: float
+    by: float
 
-        return algorithm._replace(round=round, client_steps=tuple(steps.values()))
+    def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Run a round under attack."""
 
-    return hostile
+        def attacked(step: ClientStep, payload: Any, cohort: Cohort, key: Any) -> Any:
+            attack = jnp.asarray(self.count), jnp.asarray(self.by, jnp.float32)
+            return federation.sum(Hostile(step), (attack, payload), cohort, key)
+
+        return self.inner.round(state, View(federation, attacked, federation.gather), key)
+
+
+def attackable(algorithm: Method) -> Callable[..., Method]:
+    """Return (count, factor) -> the method with the first `count` clients hostile.
+
+    Both are inputs, so that all attacks are one compiled program.
+    """
+    return lambda count, by=LOUD: Attacked(algorithm, count, by)
 
 
 def digits(kind: str, seed: int) -> Task:

@@ -39,15 +39,15 @@ def audit(config):
     parts, coded = (task.data, given.sampler, given.local_work), build_codecs(config.codecs)
     plain, federation = SimulatedFederation(*parts), SimulatedFederation(*parts, codecs=coded)
     federation.start = Point(task.x0, task.y0)
-    (step,), state, real, gap = method.client_steps, method.init(task.x0, task.y0), 0, 0.0
-    eta = Point(*config.algorithm.local.model_dump().values())
+    (step,), real, gap = method.client_steps.values(), 0, 0.0
+    state = method.init(task.x0, task.y0)
     for t in range(ROUNDS):
         key = jax.random.fold_in(jax.random.key(SEED), t)
         cohort, at = plain.cohort(key), Point(state.x, state.y, state.v)
         payload, sent = really_delivered(coded, at, federation.start, key)
         real += len(cohort.ids) * (sent.octets + REQUEST_BYTES)
-        messages = plain.gather(step, payload, cohort, key, eta)
-        arrived = federation.gather(step, at, cohort, key, eta)
+        messages = plain.gather(step, payload, cohort, key)
+        arrived = federation.gather(step, at, cohort, key)
         for j, i in enumerate(cohort.ids.tolist()):
             own = client_key(up_key(key), i, 0)
             message = jax.tree.map(lambda stack, j=j: np.asarray(stack[j]), messages)

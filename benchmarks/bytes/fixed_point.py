@@ -10,11 +10,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo import Point, SimulatedFederation, algorithms, codecs, run
+from simfbo.core.method import Wrapper
 from simfbo.tasks._quadratic import random_quadratic
 
 jax.config.update("jax_enable_x64", True)
@@ -31,26 +33,30 @@ class Averaged(NamedTuple):
     mean: jax.Array
     square: jax.Array
     count: jax.Array
-    x = property(lambda self: self.base.x)
-    y = property(lambda self: self.base.y)
-    v = property(lambda self: self.base.v)
 
 
-def averaged(method, best, rounds):
-    """Return a method that remembers where it was in its second half."""
+class InTheMean(Wrapper):
+    """A method that remembers where it was in its second half."""
 
-    def init(x, y):
+    best: tuple[float, ...] = eqx.field(static=True)
+    rounds: float
+
+    def inner_state(self, state):
+        """Return the method's own state."""
+        return state.base
+
+    def init(self, x, y):
+        """Return the initial state."""
         zero = jnp.zeros(())
-        return Averaged(method.init(x, y), jnp.zeros_like(jnp.asarray(x)), zero, zero)
+        return Averaged(self.inner.init(x, y), jnp.zeros_like(jnp.asarray(x)), zero, zero)
 
-    def round(state, federation, key):
-        base = method.round(state.base, federation, key)
-        late = jnp.where(state.count >= rounds / 2, 2 / rounds, 0.0)
+    def round(self, state, federation, key):
+        """Run a round."""
+        base = self.inner.round(state.base, federation, key)
+        late = jnp.where(state.count >= self.rounds / 2, 2 / self.rounds, 0.0)
         mean = state.mean + late * base.x
-        square = state.square + late * jnp.sum((base.x - best) ** 2)
+        square = state.square + late * jnp.sum((base.x - jnp.array(self.best)) ** 2)
         return Averaged(base, mean, square, state.count + 1)
-
-    return method._replace(init=init, round=round, tracing=None)
 
 
 def every(codec):
@@ -82,9 +88,9 @@ def main():
                 method = algorithms.simfbo(task.problem, STEPS, server)
                 federation = SimulatedFederation(task.data, codecs=coded)
                 state = run(
-                    averaged(method, best, ROUNDS), federation, task.x0, task.y0,
+                    InTheMean(method, tuple(best.tolist()), ROUNDS), federation, task.x0, task.y0,
                     rounds=ROUNDS, seed=seed,
-                ).state  # fmt: skip
+                ).method_state  # fmt: skip
                 gap = float(np.linalg.norm(state.mean - best))
                 found.append((gap, float(np.sqrt(state.square))))
             gaps, floors = zip(*found, strict=True)

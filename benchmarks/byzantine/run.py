@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from table import write
 
-from simfbo import Algorithm, Gate, Point, SimulatedFederation, aggregation, run
+from simfbo import Gate, Method, Point, SimulatedFederation, aggregation, run
 from simfbo.algorithms import simfbo
 from simfbo.core import partition
 from simfbo.datasets import load
@@ -95,7 +95,6 @@ class Bench:
     def __init__(self, seed: int) -> None:
         """Note the seed; data is loaded when a run needs it."""
         self.seed = seed
-        self._algorithms: dict[float, Algorithm] = {}  # programs belong to an algorithm's steps
 
     @cached_property
     def task(self) -> Task:
@@ -107,21 +106,16 @@ class Bench:
         parts = partition.shards(images.train_labels, CLIENTS, 2, self.seed)
         return hyper_representation(images, parts, seed=self.seed)
 
-    def algorithm(self, theta: float) -> Algorithm:
+    def algorithm(self, theta: float) -> Method:
         """Return SimFBO, whose clients send m_i = (1 - theta) m_i + theta d_i unless theta is 1."""
-        if theta not in self._algorithms:
-            plain = simfbo(self.task.problem, STEPS, radius=RADIUS)
-            self._algorithms[theta] = plain if theta == 1 else with_momenta(plain, theta)
-        return self._algorithms[theta]
+        plain = simfbo(self.task.problem, STEPS, radius=RADIUS)
+        return plain if theta == 1 else with_momenta(plain, theta)
 
-    def hostile(self, job: Job) -> Algorithm:
+    def hostile(self, job: Job) -> Method:
         """Return the algorithm with two hostile clients; momenta are those of honest messages."""
         algorithm, honest = self.algorithm(job.theta), SimulatedFederation(self.task.data)
-        found = attacked(algorithm, honest, ATTACKS[job.attack])
-        if job.theta == 1:
-            return found
         honest.remember(algorithm, self.task.x0, self.task.y0)
-        return found._replace(memory=None)  # clients remember where honest messages are computed
+        return attacked(algorithm, honest, ATTACKS[job.attack])
 
     def outcome(self, job: Job) -> dict[str, Any]:
         """Return test accuracy and how the run ended."""

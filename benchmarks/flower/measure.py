@@ -55,8 +55,8 @@ def equality():
                 pass
             simulated = simulate(deployment(config))
             found = checkpoint.newest(output, lambda found: found)
-            wanted = jax.tree.leaves(simulated.state)
-            here = jax.tree.leaves(checkpoint.restore(found.arrays, simulated.state))
+            wanted = jax.tree.leaves(simulated.method_state)
+            here = jax.tree.leaves(checkpoint.restore(found.arrays, simulated.method_state))
             gaps = [float(np.abs(a - b).max()) for a, b in zip(here, wanted, strict=True)]
             sent = [
                 {k: v for k, v in line.items() if k.startswith(("comm", "floats", "bytes"))}
@@ -127,8 +127,8 @@ def _gap(output, config):
 
     simulated = simulate(deployment({"method": "simfbo", "partial_sums": False, **config}))
     found = checkpoint.newest(output, lambda found: found)
-    here = jax.tree.leaves(checkpoint.restore(found.arrays, simulated.state))
-    pairs = zip(here, jax.tree.leaves(simulated.state), strict=True)
+    here = jax.tree.leaves(checkpoint.restore(found.arrays, simulated.method_state))
+    pairs = zip(here, jax.tree.leaves(simulated.method_state), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 

@@ -59,8 +59,8 @@ def first_norms(name: str, task: Any) -> Point[float]:
     state = method.init(task.x0, task.y0)
     payload, everyone = Point(state.x, state.y, state.v), Cohort(ids, np.ones(len(ids)))
     federation = build_federation(setting(name), task.data)
-    eta, step = Point(0.05, 0.2, 0.1), method.client_steps[0]  # with one step eta does not matter
-    return norms(federation.gather(step, payload, everyone, jax.random.key(0), eta))
+    step = method.client_steps["simfbo_step"]
+    return norms(federation.gather(step, payload, everyone, jax.random.key(0)))
 
 
 def norms(messages: Point) -> Point[float]:

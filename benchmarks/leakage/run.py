@@ -37,7 +37,6 @@ HERE = Path(__file__).parent
 CLIENTS, ROUNDS, BATCHES, TAU = 100, 100, (1, 2, 4, 8, 16, 64), 5
 NOISES = (0.01, 0.1, 1.0)
 KEY = jax.random.key(7)
-ETA = Point(0.05, 0.2, 0.1)  # the default step sizes
 SHOWN = 10  # clients in the figure
 SHOW = {
     "round 1, batch 1": "batch 1, round 1",
@@ -103,7 +102,7 @@ def exchange(name: str, case: Case) -> list[Seen]:
     federation = SimulatedFederation(task.data, local_work=constant(case.tau))
     everyone = Cohort(np.arange(CLIENTS, dtype=np.int32), np.ones(CLIENTS))
     payload = Point(case.state.x, case.state.y, case.state.v)
-    stack = federation.gather(method.client_steps[0], payload, everyone, KEY, ETA)
+    stack = federation.gather(method.client_steps["simfbo_step"], payload, everyone, KEY)
     stack = jax.tree.map(lambda leaf: np.asarray(leaf, float), stack)
     images = drawn(task.data, case.tau)
     return [Seen(jax.tree.map(lambda a, i=i: a[i], stack), images[i]) for i in range(CLIENTS)]

@@ -18,13 +18,15 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 
-from simfbo import Algorithm, Gate, PerClient, Point, SimulatedFederation, aggregation, run
+from simfbo import Gate, Method, PerClient, Point, SimulatedFederation, aggregation, run
 from simfbo.algorithms import simfbo
 from simfbo.core import partition
 from simfbo.core.federation import ClientStep, Federation, View
+from simfbo.core.method import Wrapper
 from simfbo.core.sampling import Cohort
 from simfbo.datasets import load
 from simfbo.errors import ClientWarning
@@ -113,18 +115,34 @@ def replay(payload: Any, client: Any) -> Any:
     return payload
 
 
-def attacked(algorithm: Algorithm, honest: SimulatedFederation, attack: Attack) -> Algorithm:
-    """Return an algorithm whose messages are computed honestly, changed, and sent."""
+class Attacked(Wrapper):
+    """A method whose messages are computed honestly, changed, and sent."""
 
-    def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-        def send(step: ClientStep, payload: Any, cohort: Cohort, key: Any, eta: Any) -> Any:
-            messages = honest.gather(step, payload, cohort, key, eta)
-            sent = jax.tree.map(lambda a: attack(np.asarray(a)).astype(a.dtype), messages)
-            return federation.sum(replay, PerClient(sent), cohort, key, eta)
+    honest: SimulatedFederation = eqx.field(static=True)
+    attack: Attack = eqx.field(static=True)
 
-        return algorithm.round(state, View(federation, send, federation.gather), key)
+    def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Run a round under attack."""
 
-    return algorithm._replace(round=round, client_steps=(replay,))
+        def send(step: ClientStep, payload: Any, cohort: Cohort, key: Any) -> Any:
+            messages = self.honest.gather(step, payload, cohort, key)
+            sent = jax.tree.map(lambda a: self.attack(np.asarray(a)).astype(a.dtype), messages)
+            return federation.sum(replay, PerClient(sent), cohort, key)
+
+        return self.inner.round(state, View(federation, send, federation.gather), key)
+
+    def client_memory(self, x: Any, y: Any) -> None:
+        """Return nothing: clients remember where honest messages are computed."""
+
+    @property
+    def has_memory(self) -> bool:
+        """Return that there is none here."""
+        return False
+
+
+def attacked(algorithm: Method, honest: SimulatedFederation, attack: Attack) -> Method:
+    """Return a method whose messages are computed honestly, changed, and sent."""
+    return Attacked(algorithm, honest, attack)
 
 
 class Bench:

@@ -39,7 +39,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from simfbo import BilevelProblem, Gate, Point, algorithms
-from simfbo.core.federation import Algorithm
+from simfbo.algorithms._simfbo import SimFBO
 from simfbo.core.sampling import Cohort
 from simfbo.errors import TooFewReplies, UserError
 from simfbo.flower import Deployment, discovery
@@ -57,7 +57,7 @@ SHARES = (40, 18, 8, 10, 16, 1, 2, 5)
 
 
 @cache
-def method() -> Algorithm:
+def method() -> SimFBO:
     """Return SimFBO on a problem whose messages have matrices and two leaves of the same shape."""
 
     def upper(x, y, batch):
@@ -230,9 +230,9 @@ class Trial:
 
     def exchange(self) -> list[np.ndarray]:
         """Return the leaves of the sum that one exchange gives."""
-        plan, eta = self.plan, Point(x=0.1, y=0.1, v=0.1)
-        (step,), at = plan.algorithm.client_steps, Point(plan.x0, plan.y0, plan.y0)
-        found = self.federation.sum(step, at, self.cohort, jax.random.key(0), eta)
+        plan = self.plan
+        step, at = plan.algorithm.simfbo_step, Point(plan.x0, plan.y0, plan.y0)
+        found = self.federation.sum(step, at, self.cohort, jax.random.key(0))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
 
     def _contribution(self, node: int) -> list[np.ndarray]:

@@ -1,16 +1,18 @@
 from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks
 from . import torch as torch
 from .core import (
-    Algorithm,
     BilevelProblem,
     Client,
     FederatedData,
     Federation,
     Gate,
     Ledger,
+    Method,
     PerClient,
     Point,
+    WithMemory,
     aggregation,
+    client_step,
     codecs,
     federate,
     from_clients,
@@ -27,7 +29,6 @@ from .tasks import Task, solve
 __version__: str
 
 __all__ = [
-    "Algorithm",
     "BilevelProblem",
     "Client",
     "ClientError",
@@ -39,15 +40,18 @@ __all__ = [
     "Gate",
     "History",
     "Ledger",
+    "Method",
     "PerClient",
     "Point",
     "SimulatedFederation",
     "Task",
     "TooFewReplies",
     "UserError",
+    "WithMemory",
     "aggregation",
     "algorithms",
     "checks",
+    "client_step",
     "codecs",
     "cost",
     "datasets",

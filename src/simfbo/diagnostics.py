@@ -7,17 +7,18 @@ and tests. Nothing here is counted as communication.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
 from simfbo.algorithms._common import drawn_directions, local_steps
-from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
 from simfbo.core.data import FederatedData, pooled
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Client
 from simfbo.core.local_work import LocalWork
+from simfbo.core.method import client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError
@@ -138,7 +139,7 @@ def errors(problem: BilevelProblem, data: FederatedData, state: PyTree) -> dict[
         "grad_norm_squared": float(trees.squared_norm(truth.gradient)),
         "y_error": _distance(state.y, truth.y),
     }
-    if hasattr(state, "v"):
+    if getattr(state, "v", None) is not None:
         found["v_error"] = _distance(state.v, truth.v)
     return found
 
@@ -172,23 +173,25 @@ def client_drift(
     federation = SimulatedFederation(data, local_work=local_work)
     start, cohort = Point(state.x, state.y, state.v), federation.cohort(key)
     nowhere = jax.tree.map(jnp.zeros_like, start)
-    mean, _ = federation.sum(_moves(problem), (start, nowhere), cohort, key, local)
-    _, spread = federation.sum(_moves(problem), (start, mean), cohort, key, local)
+    moves = Moves(problem, local).moves
+    mean, _ = federation.sum(moves, (start, nowhere), cohort, key)
+    _, spread = federation.sum(moves, (start, mean), cohort, key)
     return dict(zip(Point._fields, map(float, spread), strict=True))
 
 
-@once_per_problem
-def _moves(problem: BilevelProblem) -> ClientStep:
-    """Return the client step that gives how far local work leads, and how far from a centre."""
-    draw = drawn_directions(problem)
+class Moves(eqx.Module):
+    """The client step that measures how far local work leads."""
 
-    def moves(payload: tuple[Point[PyTree], Point[PyTree]], client: Client) -> PyTree:
+    problem: BilevelProblem = eqx.field(static=True)
+    local: Point[float]
+
+    @client_step
+    def moves(self, payload: tuple[Point[PyTree], Point[PyTree]], client: Client) -> PyTree:
+        """(start, centre) -> the change of each variable, and its squared distance from that."""
         start, centre = payload
-        q = local_steps(draw, start, client)
-        move = Point(*(trees.scale(e, part) for e, part in zip(client.eta, q, strict=True)))
+        q = local_steps(drawn_directions(self.problem), start, client, self.local)
+        move = Point(*(trees.scale(e, part) for e, part in zip(self.local, q, strict=True)))
         return move, Point(*map(trees.squared_norm, trees.subtract(move, centre)))
-
-    return moves
 
 
 def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from functional import Changed
 
 from simfbo import (
     BilevelProblem,
@@ -25,7 +26,7 @@ from simfbo.algorithms._pacing import size_of
 from simfbo.core.federation import View
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed
-from simfbo.core.privacy import Privacy, private
+from simfbo.core.privacy import Privacy, Protected, private
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
@@ -105,11 +106,11 @@ def test_losses_may_have_any_scale(name):
         history = finish(method, federation)
         assert history.end == {"status": "finished"}
         assert error_of(history.state) < (0.2 if name == "memfbo" else 0.1)
-        assert history.state.halvings == 0
+        assert history.method_state.halvings == 0
         np.testing.assert_allclose(history.state.y, q.closed_form(P).y(history.state.x), atol=0.06)
         spectrum = np.linalg.eigvalsh(np.tensordot(P, q.A, 1))
         np.testing.assert_allclose(
-            history.state.found, [spectrum[0], spectrum[-1], 1.0, 0.0], rtol=1e-10
+            history.method_state.found, [spectrum[0], spectrum[-1], 1.0, 0.0], rtol=1e-10
         )
         ends.append(history.state.x)
     np.testing.assert_allclose(ends[0], ends[-1], atol=1e-6)
@@ -136,7 +137,7 @@ def test_other_quadratics(method, federation, seed, heterogeneity):
     history, truth = finish(method, federation), q.closed_form(P)
     before = np.linalg.norm(truth.x())
     assert np.linalg.norm(history.state.x - truth.x()) < 0.1 * before
-    assert history.state.halvings == 0
+    assert history.method_state.halvings == 0
 
 
 def test_a_bad_condition_only_slows_x_down(method, federation):
@@ -146,8 +147,10 @@ def test_a_bad_condition_only_slows_x_down(method, federation):
     q = q._replace(A=np.stack([basis * [0.02, 0.5, 2.0] @ basis.T] * N), B=0.02 * q.B, c=0.02 * q.c)
     federation.data = q.task(P).data
     history, truth = finish(method, federation), q.closed_form(P)
-    assert history.state.found[1] / history.state.found[0] == pytest.approx(100, rel=1e-9)
-    assert history.state.halvings == 0
+    assert history.method_state.found[1] / history.method_state.found[0] == pytest.approx(
+        100, rel=1e-9
+    )
+    assert history.method_state.halvings == 0
     first = np.linalg.norm(truth.hypergradient(TASK.x0))
     assert np.linalg.norm(truth.hypergradient(history.state.x)) < 0.95 * first
     assert history.verdict["converged"] is False
@@ -158,8 +161,8 @@ def test_local_work(name, work):
     federation = SimulatedFederation(TASK.data, local_work=work)
     history = finish(made(name), federation)
     assert error_of(history.state) < 0.1
-    assert history.state.halvings == 0
-    assert float(history.state.found[2]) == pytest.approx(P @ work(KEY, N).norm)
+    assert history.method_state.halvings == 0
+    assert float(history.method_state.found[2]) == pytest.approx(P @ work(KEY, N).norm)
 
 
 def test_local_steps_on_x_do_not_depend_on_the_units_of_the_upper_loss(method):
@@ -167,10 +170,11 @@ def test_local_steps_on_x_do_not_depend_on_the_units_of_the_upper_loss(method):
     federation, ends = SimulatedFederation(TASK.data, local_work=constant(5)), []
     for unit in (1.0, 1e4):
         federation.data = quadratic(upper=unit).task(P).data
-        ends.append(finish(method, federation).state)
-    assert error_of(ends[1]) < 0.1
-    np.testing.assert_allclose(ends[1].x, ends[0].x, rtol=1e-3, atol=1e-4)
-    assert float(ends[1].pull) == pytest.approx(1e4 * float(ends[0].pull), rel=1e-6)
+        ends.append(finish(method, federation))
+    assert error_of(ends[1].state) < 0.1
+    np.testing.assert_allclose(ends[1].state.x, ends[0].state.x, rtol=1e-3, atol=1e-4)
+    pulls = [float(end.method_state.pull) for end in ends]
+    assert pulls[1] == pytest.approx(1e4 * pulls[0], rel=1e-6)
 
 
 def test_noise_and_cohorts_are_no_divergence(method):
@@ -178,7 +182,7 @@ def test_noise_and_cohorts_are_no_divergence(method):
     noisy = quadratic().task(samples=4, noise=0.3, batch_size=1)
     history = finish(method, SimulatedFederation(noisy.data, without_replacement(2)))
     assert history.end == {"status": "finished"}
-    assert history.state.halvings <= 4
+    assert history.method_state.halvings <= 4
     assert error_of(history.state, quadratic().closed_form()) < 0.7
 
 
@@ -189,18 +193,19 @@ def test_steps_follow_the_formulas(method, federation, whole):
     """After one iteration y = -grad / L and v = grad_y F / L; x waits; eta = gamma / sqrt(T)."""
     federation.data, sent = TASK.data, []
 
-    def spy(client_step, payload, cohort, key, eta):
-        sent.append((client_step.__name__, eta))
-        return federation.sum(client_step, payload, cohort, key, eta)
+    def spy(client_step, payload, cohort, key):
+        sent.append(client_step)
+        return federation.sum(client_step, payload, cohort, key)
 
     view = View(federation, spy, federation.gather)
     state = method.init(TASK.x0, TASK.y0)
     states = [state := method.round(state, view, key) for key in jax.random.split(KEY, 3)]
-    assert [name for name, _ in sent] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
+    states = [method.point(state) for state in states]
+    assert [step.__name__ for step in sent] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
     spectrum = np.linalg.eigvalsh(TRUTH.A)
     gamma, rate = 1 / spectrum[-1], math.sqrt(spectrum[0] / spectrum[-1])
     eta = gamma / T**0.5
-    np.testing.assert_allclose(sent[-1][1], Point(x=0.0, y=eta, v=eta), rtol=1e-10)
+    np.testing.assert_allclose(jax.tree.leaves(sent[-1])[:3], [0.0, eta, eta], rtol=1e-10)
     y1, v1 = gamma * TRUTH.c, -gamma * TRUTH.Ct
     np.testing.assert_allclose(states[0].y, y1, rtol=1e-10)
     np.testing.assert_allclose(states[0].v, v1, rtol=1e-10)
@@ -232,8 +237,8 @@ def test_what_is_sent(federation, whole):
 def test_under_privacy_the_upper_loss_is_clipped_as_part_of_channel_x(federation):
     federation.data, sent = quadratic(upper=1e4).task(P).data, []
 
-    def spy(client_step, payload, cohort, key, eta):
-        sent.append((client_step, federation.sum(client_step, payload, cohort, key, eta)))
+    def spy(client_step, payload, cohort, key):
+        sent.append((client_step, federation.sum(client_step, payload, cohort, key)))
         return sent[-1][1]
 
     privacy = Privacy(clip=Point(0.5, 1.0, 1.0), noise=Point(1e-3, 1e-3, 1e-3))
@@ -242,7 +247,7 @@ def test_under_privacy_the_upper_loss_is_clipped_as_part_of_channel_x(federation
     for key in jax.random.split(KEY, 5):
         state = method.round(state, view, key)
     step, reply = next(one for one in sent if one[0].__name__ == "check")
-    assert step.noisy
+    assert isinstance(step, Protected)
     h, numbers = reply.x
     assert 0.4 < np.sqrt(np.sum(np.square(h)) + np.sum(np.square(numbers))) <= 0.5 + 1e-9
 
@@ -283,7 +288,7 @@ def test_units_do_not_matter(method, federation, whole, units):
         np.testing.assert_allclose(got / unit, want, rtol=1e-6, atol=1e-9)
     assert history.verdict["text"] == expected.verdict["text"]
     assert history.verdict["converged"] is True
-    assert history.state.halvings == 0
+    assert history.method_state.halvings == 0
 
 
 def test_a_start_in_other_units_ends_the_same(federation):
@@ -327,29 +332,31 @@ def saved(hasty, federation):
 def test_steps_that_are_too_large_are_halved(saved):
     history = saved
     assert history.end == {"status": "finished"}
-    assert 4 <= int(history.state.halvings) <= 8
+    assert 4 <= int(history.method_state.halvings) <= 8
     assert error_of(history.state) < 0.3
     np.testing.assert_allclose(history.state.y, TRUTH.y(history.state.x), atol=0.05)
 
 
 def test_without_the_safeguard_they_diverge(federation, monkeypatch):
     federation.data = TASK.data
-    monkeypatch.setattr(MODULE, "_judged", lambda state, after, *rest: state._replace(base=after))
+    monkeypatch.setattr(
+        MODULE, "_judged", lambda method, state, after, pull: state._replace(base=after)
+    )
     history = finish(made("simfbo", fifty_times, LONGER), federation)
     assert history.end["status"] == "diverged"
-    assert history.state.halvings == 0
+    assert history.method_state.halvings == 0
 
 
 def test_going_back_halves_once_and_restores_the_best_state(method, whole):
     earlier = method.init(TASK.x0, TASK.y0 + 1.0).base
-    state = whole[0].state._replace(best=earlier, age=np.int32(7))
-    far = state.base._replace(v=state.v + 1e9)
-    for lost in (far, state.base._replace(y=state.y * np.nan)):
-        back = MODULE._judged(state, lost, None)
+    state = whole[0].method_state._replace(best=earlier, age=np.int32(7))
+    far = state.base._replace(v=state.base.v + 1e9)
+    for lost in (far, state.base._replace(y=state.base.y * np.nan)):
+        back = MODULE._judged(method.inner, state, lost, None)
         assert (int(back.halvings), int(back.age)) == (1, 0)
         np.testing.assert_array_equal(back.pace, state.pace / 2)
         for name in "xyv":
-            np.testing.assert_array_equal(getattr(back, name), getattr(earlier, name))
+            np.testing.assert_array_equal(getattr(back.base, name), getattr(earlier, name))
         x, y, v = back.base.server
         assert (x.pace, x.iteration) == (back.pace[0], back.t)
         for rule in (y, v):
@@ -380,8 +387,8 @@ def test_the_upper_loss_with_y_solved_never_ends_above_its_start():
         lambda plan: simfbo(problem, plan.local, plan.server), problem, x0, rounds=400
     )
     federation = SimulatedFederation(from_clients(rows[:2], rows[2:]))
-    state = run(method, federation, x0, np.zeros(3), rounds=400, every=400).state
-    evidence = MODULE.evidence_of(state)
+    history = run(method, federation, x0, np.zeros(3), rounds=400, every=400)
+    state, evidence = history.state, method.evidence(history.method_state)
     y, loss = solved(state.x)
     start = solved(x0)[1]
     assert loss < start
@@ -392,24 +399,20 @@ def test_the_upper_loss_with_y_solved_never_ends_above_its_start():
 def not_finite_once(build, calls):
     """Return a build whose third exchange is not finite."""
 
-    def round(state, federation, key, own):
+    def change(round, state, federation, key):
         calls.append(key)
         if len(calls) == 3:
             state = state._replace(y=state.y * np.nan)
-        return own.round(state, federation, key)
+        return round(state, federation, key)
 
-    def made(plan):
-        own = build(plan)
-        return own._replace(round=lambda *args: round(*args, own=own))
-
-    return made
+    return lambda plan: Changed(build(plan), change)
 
 
 def test_replies_that_are_not_finite_lead_back_too():
     one_by_one, calls = SimulatedFederation(TASK.data, strategy="lanes"), []
     history = finish(made("simfbo", not_finite_once(BUILDS["simfbo"], calls)), one_by_one, rounds=6)
     assert history.end == {"status": "finished"}
-    assert history.state.halvings == 1
+    assert history.method_state.halvings == 1
     assert len(history.refusals) == N
     assert np.isfinite(history.state.y).all()
 
@@ -428,10 +431,11 @@ def test_resumed_runs_are_exact_to_the_bit(hasty, saved, federation, tmp_path, k
     federation.data, expected = TASK.data, saved
     cut = finish(hasty, federation, LONGER, directory=tmp_path, on_round=on_round)
     assert cut.end == {"status": "interrupted"}
-    assert (int(cut.state.halvings) > 0) == (kill > 1)
+    assert (int(cut.method_state.halvings) > 0) == (kill > 1)
     again = made("simfbo", fifty_times, LONGER) if kill == 31 else hasty
     history = finish(again, federation, LONGER, directory=tmp_path, resume=True)
-    for got, want in zip(jax.tree.leaves(history.state), jax.tree.leaves(expected.state)):
+    pairs = map(jax.tree.leaves, (history.method_state, expected.method_state))
+    for got, want in zip(*pairs, strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
     for key in ("communication_rounds", "floats_down", "floats_up"):
@@ -449,16 +453,9 @@ def test_engines_agree():
         ends.append((state, federation.ledger))
     (one, ledger), (other, books) = ends
     assert ledger == books
-    assert np.abs(one.y).max() > 1e-3
+    assert np.abs(one.base.y).max() > 1e-3
     for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
-
-
-def test_client_steps_have_names_of_their_own():
-    """Where data is elsewhere, a client finds a client step by its name."""
-    for name in ("simfbo", "fednest"):
-        names = [step.__name__ for step in made(name).client_steps]
-        assert len(names) == len(set(names))
 
 
 # In blocks

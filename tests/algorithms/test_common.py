@@ -22,14 +22,14 @@ from simfbo.core.federation import Client
 from simfbo.core.local_work import LocalWork, momentum
 from simfbo.errors import UserError
 
-KEY, TAU, STEP = jax.random.key(7), 3, 0.3
+KEY, TAU, STEP, ETA = jax.random.key(7), 3, 0.3, Point(0.1, 0.2, 0.3)
 DRAWS = [float(jax.random.uniform(jax.random.fold_in(KEY, k))) for k in range(TAU)]
 
 
 def client(tau=TAU, most=TAU, rule=None):
     """Return a client that takes tau of at most so many steps; it needs no data."""
     work = LocalWork(lambda key, n: np.full(n, tau), most, *([rule] if rule else []))
-    return Client(None, work(KEY, 1)[0], Point(0.1, 0.2, 0.3), KEY)
+    return Client(None, work(KEY, 1)[0], KEY)
 
 
 def drawn(z, key):
@@ -42,9 +42,9 @@ def test_every_local_step_draws_for_itself():
 
     at = Point(jnp.zeros(2), jnp.zeros(1), jnp.zeros(1))
     for tau in (1, 2, 3):
-        q = local_steps(draw, at, client(tau))
+        q = local_steps(draw, at, client(tau), ETA)
         np.testing.assert_allclose(np.concatenate(q), sum(DRAWS[:tau]), rtol=1e-12)
-    assert float(local_steps(draw, at, client(1, 1)).y[0]) == DRAWS[0]
+    assert float(local_steps(draw, at, client(1, 1), ETA).y[0]) == DRAWS[0]
 
 
 @pytest.mark.parametrize(("tau", "most"), [(1, 1), (1, 3), (2, 3), (3, 3)])

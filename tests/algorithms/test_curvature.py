@@ -11,9 +11,9 @@ import pytest
 from simfbo import Ledger, Point, SimulatedFederation, from_clients
 from simfbo.algorithms._curvature import (
     Curvature,
+    Probes,
     measure_cohort,
     orthonormal,
-    probes,
     refresh,
     shift,
 )
@@ -26,7 +26,7 @@ from simfbo.tasks._quadratic import PROBLEM
 DIM, TAUS, P = 7, [1, 2, 3, 4], np.array([0.1, 0.2, 0.3, 0.4])
 Q = random_quadratic(4, 2, DIM, heterogeneity=1.0, seed=3)
 TASK = Q.task(P)
-STEP = probes(PROBLEM).curvature
+STEP = Probes(PROBLEM).curvature
 KEY = jax.random.key(5)
 MODULE = importlib.import_module("simfbo.algorithms._curvature")
 SPECTRUM = np.linalg.eigvalsh(np.tensordot(P, Q.A, 1))
@@ -86,9 +86,9 @@ def test_few_exchanges_are_a_rayleigh_ritz_of_the_krylov_space(federation):
         def cohort(self, key):
             return federation.cohort(key)
 
-        def sum(self, client_step, payload, cohort, key, eta=Point()):
+        def sum(self, client_step, payload, cohort, key):
             first.append(np.asarray(payload.v))
-            return federation.sum(STEP, payload, cohort, key, eta)
+            return federation.sum(STEP, payload, cohort, key)
 
     got = measure_cohort(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
     np.testing.assert_allclose(np.stack(first) @ np.stack(first).T, np.eye(3), atol=1e-13)
@@ -175,7 +175,7 @@ def test_trees_and_clients_of_unequal_size():
     data = from_clients(clients, clients, batch_size=1)  # curvature looks at all samples
     truth = np.linalg.eigvalsh(ridge_hessian(clients, np.array([3, 8, 2]) / 13))
     y = {"w": jnp.ones((2, 2)), "b": jnp.zeros(())}
-    step = probes(BilevelProblem(ridge, ridge)).curvature
+    step = Probes(BilevelProblem(ridge, ridge)).curvature
     got = found(SimulatedFederation(data), y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=1e-11)
 
@@ -185,7 +185,7 @@ def test_single_precision():
     clients = ridge_clients([6, 6], np.float32)
     truth = np.linalg.eigvalsh(ridge_hessian(clients, [0.5, 0.5]))
     y = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(())}
-    step = probes(BilevelProblem(ridge, ridge)).curvature
+    step = Probes(BilevelProblem(ridge, ridge)).curvature
     federation = SimulatedFederation(from_clients(clients, clients))
     got = found(federation, y=y, step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=2e-5)
@@ -198,7 +198,7 @@ def test_at_the_point_where_it_is_asked():
     def quartic(x, y, batch):
         return jnp.sum(y**4 + 0.5 * y**2) + 0 * jnp.sum(batch)
 
-    step = probes(BilevelProblem(quartic, quartic)).curvature
+    step = Probes(BilevelProblem(quartic, quartic)).curvature
     federation = SimulatedFederation(from_clients([np.ones(2)] * 2, [np.ones(2)] * 2))
     got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), step=step, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((1, 49), rel=1e-11)
@@ -279,7 +279,7 @@ def test_a_check_sends_the_upper_loss_with_y_solved_to_first_order(federation):
     rows = rng.normal(size=(6, DIM))
     cohort = federation.cohort(KEY)
     (h, numbers), d_y, (d_v, images) = federation.sum(
-        probes(PROBLEM).check, (at, best, rows), cohort, KEY
+        Probes(PROBLEM).check, (at, best, rows), cohort, KEY
     )
     losses = [[_upper(Q, i, one) - _correction(Q, i, one) for i in range(4)] for one in (at, best)]
     excess = np.subtract(*losses)
@@ -306,7 +306,7 @@ def _correction(q, i, at):
 
 def moved(exchanges, federation, u):
     federation.ledger = Ledger()
-    return shift(probes(PROBLEM), federation, TASK.x0, TASK.y0, u, KEY, exchanges)
+    return shift(Probes(PROBLEM), federation, TASK.x0, TASK.y0, u, KEY, exchanges)
 
 
 def test_the_shift_of_y_is_that_of_the_closed_form(federation):

@@ -142,4 +142,4 @@ def test_what_it_sends(plain):
     assert total[:5] == (3, 3 * 4 * (3 + 5), 3 * 4 * 5, 3 * 4 * 8 * 8, 3 * 4 * 5 * 8)
     assert set(plain.ledger.by_step) == {"fedavg_step"}
     assert history.state.x.tolist() == X.tolist()
-    assert not hasattr(history.state, "v")
+    assert history.state.v is None

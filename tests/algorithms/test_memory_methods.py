@@ -7,6 +7,7 @@ test_methods.py for its gradients.
 import jax
 import numpy as np
 import pytest
+from functional import Functional
 
 from simfbo import Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import (
@@ -80,7 +81,7 @@ def rounds(algorithm, cohorts, rules=sgd()):
 
 
 def variables(state):
-    return np.concatenate([state.x, state.y, state.v])
+    return np.concatenate(getattr(state, "base", state)[:3])
 
 
 def mean_of(ids, values):
@@ -179,7 +180,7 @@ def test_memory_of_clients_refuses_what_changes_messages_or_goes_back():
         private(plain, Privacy())
     with pytest.raises(UserError, match="automatic step sizes do, would falsify"):
         auto_steps(build, TASK.problem, TASK.x0, 10)
-    with pytest.raises(UserError, match="give the step sizes of a private lower level yourself"):
+    with pytest.raises(UserError, match="step sizes of a personal lower level yourself"):
         auto_steps(build, PRIVATE, TASK.x0, 10)
 
 
@@ -297,8 +298,7 @@ def test_wrong_settings_end_in_a_sentence(call, says):
 
 
 def unnamed():
-    """Return an algorithm whose messages do not name their channels."""
-    base = fedavg(TASK.problem, 0.1)
+    """Return a method whose messages do not name their channels."""
 
     def bare_step(payload, client):
         return payload
@@ -307,7 +307,7 @@ def unnamed():
         federation.sum(bare_step, state.y, federation.cohort(key), key)
         return state
 
-    return base._replace(round=round, client_steps=(bare_step,))
+    return Functional("unnamed", fedavg(TASK.problem, 0.1).init, round, (bare_step,))
 
 
 def test_fedbioacc_local_is_its_equations():

@@ -60,7 +60,7 @@ def test_it_is_its_equations_over_several_rounds(factory, taus):
             total = total + WEIGHTS[i] * share * q
         squares = squares + [part @ part for part in np.split(total, [3, 7])]
         z, eta = z - sizes(squares) * total, sizes(squares) / (WEIGHTS @ taus)
-        found = np.concatenate([state.x, state.y, state.v])
+        found = np.concatenate(algorithm.point(state))
         np.testing.assert_allclose(found, z, rtol=1e-12, atol=1e-12)
 
 
@@ -121,8 +121,8 @@ def test_configurations():
     for name in ("simfbo", "shrofbo"):
         config = checked({**base, "algorithm": {"name": name}}, {})
         assert config.algorithm.radius is None
-        settings = build_method(config, TASK).settings
-        assert settings["initial"] == Point(1.0, 1.0, 1.0)
+        state = build_method(config, TASK).init(TASK.x0, TASK.y0)
+        assert jax.tree.leaves(getattr(state, "base", state).server.squares) == [1.0, 1.0, 1.0]
     for name in ("fednest", "memfbo", "fedbio", "fedmsa"):
         with pytest.raises(UserError, match=f"'{name}' cannot take tuning-free steps.*use simfbo"):
             checked({**base, "algorithm": {"name": name}}, {})

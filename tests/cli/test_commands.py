@@ -49,22 +49,28 @@ def test_cost_of_shrofbo(simfbo):
 
 CHEAT = """
 from simfbo.algorithms import simfbo
+from simfbo.core.method import Wrapper
+
+CALLS = []
+
+class Cheat(Wrapper):
+    def round(self, state, federation, key):
+        CALLS.append(key)
+        if len(CALLS) % 2:
+            self.inner.round(state, federation, key)
+        return self.inner.round(state, federation, key)
 
 def cheats(problem, local, server):
-    good = simfbo(problem, local, server)
-    calls = []
+    return Cheat(simfbo(problem, local, server))
 
-    def round(state, federation, key):
-        calls.append(key)
-        if len(calls) % 2:
-            good.round(state, federation, key)
-        return good.round(state, federation, key)
+class Humble(Wrapper):
+    known_violations = {"ledger is cost": "It [lies]."}
 
-    return good._replace(round=round)
+    def round(self, state, federation, key):
+        return self.inner.round(state, federation, key)
 
 def humble(problem, local, server):
-    declared = {"ledger is cost": "It [lies]."}
-    return simfbo(problem, local, server)._replace(known_violations=declared)
+    return Humble(simfbo(problem, local, server))
 
 def crashes(problem, local, server):
     raise ValueError("on purpose")

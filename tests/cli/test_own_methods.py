@@ -14,16 +14,24 @@ from simfbo.runs.history import History
 
 MINE = """
 from simfbo import algorithms, tasks
-from simfbo.config.catalogue import METHODS, Method
+from simfbo.config.catalogue import METHODS, MethodRecord
+from simfbo.core.method import Wrapper
+
+
+class Mine(Wrapper):
+    name = "Mine"
+
+    def round(self, state, federation, key):
+        return self.inner.round(state, federation, key)
 
 
 def mine(problem, local, server=None, damping: float = 1.0):
     steps = local if server is None else server
     scaled = steps._replace(x=damping * steps.x)
-    return algorithms.simfbo(problem, local, scaled)._replace(name="Mine")
+    return Mine(algorithms.simfbo(problem, local, scaled))
 
 
-METHODS.add(Method("mine", "Mine", mine, one_exchange=True))
+METHODS.add(MethodRecord("mine", "Mine", mine, one_exchange=True))
 """
 TASK = """
 
@@ -163,8 +171,8 @@ def test_places_need_no_record(simfbo, module, in_process):
         (("mine:mine",), "'mine:mine' needs a default for 'local': it is called without that "
          "argument."),
         (("mine:number",), "'mine:number' returned int, which is not a Task."),
-        (("quadratic", "--algorithm", "mine:wrong"), "'mine:wrong' returned int, which is not an "
-         "Algorithm."),
+        (("quadratic", "--algorithm", "mine:wrong"), "'mine:wrong' returned int, which is not a "
+         "Method."),
     ],
 )  # fmt: skip
 def test_mistakes(simfbo, module, arguments, sentence):

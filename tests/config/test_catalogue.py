@@ -10,7 +10,15 @@ import pytest
 
 import simfbo
 from simfbo import algorithms
-from simfbo.config.catalogue import METHODS, TASKS, Method, Shelf, TaskRecord, any_of, colour_of
+from simfbo.config.catalogue import (
+    METHODS,
+    TASKS,
+    MethodRecord,
+    Shelf,
+    TaskRecord,
+    any_of,
+    colour_of,
+)
 from simfbo.config.run import checked
 from simfbo.errors import UserError
 from simfbo.studies import comparison
@@ -74,7 +82,7 @@ def mine(problem, local, server=None, damping: float = 1.0):
 
 @pytest.mark.parametrize("name", ["mien", "Mien", "mines"])
 def test_unknown_names_are_answered_with_a_known_one(name):
-    METHODS.add(Method("mine", "Mine", mine))
+    METHODS.add(MethodRecord("mine", "Mine", mine))
     with pytest.raises(UserError, match=rf"^Unknown algorithm '{name}'. Did you mean 'mine'\?$"):
         METHODS.find(name)
     METHODS.remove("mine")
@@ -83,7 +91,7 @@ def test_unknown_names_are_answered_with_a_known_one(name):
 
 
 def test_a_new_method_has_settings_a_look_and_privacy():
-    METHODS.add(Method("mine", "Mine", mine, one_exchange=True, colour="#123456"))
+    METHODS.add(MethodRecord("mine", "Mine", mine, one_exchange=True, colour="#123456"))
     tree = {"task": {"name": "quadratic"}, "algorithm": {"name": "mine"}}
     config = checked(tree, {"algorithm.damping": 0.5, "privacy.delta": 1e-6})
     assert config.algorithm.model_dump()["damping"] == 0.5
@@ -97,7 +105,9 @@ def test_a_new_method_has_settings_a_look_and_privacy():
 
 
 def test_methods_that_share_a_colour_differ_in_style():
-    METHODS.add(Method("mine", "Mine", mine), Method("yours", "Yours", mine, colour="#123456"))
+    METHODS.add(
+        MethodRecord("mine", "Mine", mine), MethodRecord("yours", "Yours", mine, colour="#123456")
+    )
     looks = looks_of(dict(zip("abcd", ("simfbo", "simfbo", "mine", "yours"), strict=True)))
     assert len({(look.colour, look.style) for look in looks.values()}) == 4
     assert looks["a"].colour == looks["b"].colour != looks["d"].colour
@@ -106,13 +116,13 @@ def test_methods_that_share_a_colour_differ_in_style():
 
 MODULE = """
 from simfbo.algorithms import simfbo
-from simfbo.config.catalogue import Method, TaskRecord
+from simfbo.config.catalogue import MethodRecord, TaskRecord
 from simfbo.tasks import quadratic
 
 def method(problem, local, server, damping: float = 1.0):
     return simfbo(problem, local, server)
 
-record = Method("any", "Plugged", method, one_exchange=True)
+record = MethodRecord("any", "Plugged", method, one_exchange=True)
 task_record = TaskRecord("any", quadratic, practical=True)
 ready = quadratic(3)
 number = 3

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Optional
 import pytest
 from pydantic import Field
 
-from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord
+from simfbo.config.catalogue import METHODS, TASKS, MethodRecord, TaskRecord
 from simfbo.config.files import as_toml, read
 from simfbo.config.run import checked, load
 from simfbo.errors import UserError
@@ -48,7 +48,7 @@ def shaped(
 
 
 def settings(**given):
-    METHODS.add(Method("shaped", "Shaped", shaped))
+    METHODS.add(MethodRecord("shaped", "Shaped", shaped))
     tree = {"task": {"name": "quadratic"}, "algorithm": {"name": "shaped", **given}}
     return checked(tree, {}).algorithm
 
@@ -115,7 +115,7 @@ def without_server(problem, local):
     ],
 )  # fmt: skip
 def test_a_factory_that_cannot_be_called(factory, sentence):
-    METHODS.add(Method("odd", "Odd", factory))
+    METHODS.add(MethodRecord("odd", "Odd", factory))
     with pytest.raises(UserError) as caught:
         checked({"task": {"name": "quadratic"}, "algorithm": {"name": "odd"}}, {})
     assert str(caught.value) == sentence
@@ -126,7 +126,7 @@ def unresolved(problem, steps, depth: "NoSuchName" = 3):  # noqa: F821
 
 
 def test_an_annotation_that_cannot_be_resolved_leaves_the_default_s_type():
-    METHODS.add(Method("odd", "Odd", unresolved))
+    METHODS.add(MethodRecord("odd", "Odd", unresolved))
     tree = {"task": {"name": "quadratic"}, "algorithm": {"name": "odd"}}
     assert checked(tree, {"algorithm.depth": 5}).algorithm.model_dump()["depth"] == 5
     with pytest.raises(UserError, match=r"^'algorithm.depth' should be a valid integer, got 'x'.$"):

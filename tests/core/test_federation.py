@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Point, SimulatedFederation
+from simfbo import SimulatedFederation
 from simfbo.core.federation import View
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import fixed
@@ -15,7 +15,6 @@ from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=3, dim_x=2, dim_y=2)
 KEY = jax.random.key(2)
-ETA = Point(x=0.1, y=0.2, v=0.3)
 
 
 def double(payload, client):
@@ -23,7 +22,7 @@ def double(payload, client):
 
 
 def stepped(payload, client):
-    return client.eta.y * payload
+    return 0.2 * payload
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +45,11 @@ def test_sum_and_gather_are_others_and_all_else_is_the_federations(federation):
     cohort = view.cohort(KEY)
     for seen, own in zip(cohort, federation.cohort(KEY), strict=True):
         np.testing.assert_array_equal(seen, own)
-    got = view.sum(stepped, jnp.ones(3), cohort, KEY, ETA)
+    got = view.sum(stepped, jnp.ones(3), cohort, KEY)
     np.testing.assert_allclose(got, 10 * 0.2 * cohort.weights.sum() * np.ones(3), rtol=1e-12)
-    assert view.gather(stepped, jnp.ones(3), cohort, KEY, ETA).tolist() == [[0.2] * 3]
-    for client_step, payload, members, key, eta in calls:
-        assert (client_step, eta) == (stepped, ETA)
+    assert view.gather(stepped, jnp.ones(3), cohort, KEY).tolist() == [[0.2] * 3]
+    for client_step, payload, members, key in calls:
+        assert client_step is stepped
         assert (members, key) == (cohort, KEY)
         assert payload.tolist() == [1, 1, 1]
     assert len(calls) == 2
@@ -59,14 +58,6 @@ def test_sum_and_gather_are_others_and_all_else_is_the_federations(federation):
     assert view.mean_norm(KEY) == pytest.approx(3)
     assert view.latest is federation.latest
     assert view.latest.request.client_step == "stepped"
-
-
-def test_a_call_without_step_sizes_has_none(federation):
-    seen = []
-    view = View(federation, lambda *call: seen.append(call[4]), lambda *call: seen.append(call[4]))
-    view.sum(double, jnp.ones(3), view.cohort(KEY), KEY)
-    view.gather(double, jnp.ones(3), view.cohort(KEY), KEY)
-    assert seen == [Point(), Point()]
 
 
 def test_the_books_are_the_federations(federation):

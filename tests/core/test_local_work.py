@@ -52,8 +52,8 @@ def by_hand(step):
 
 def found(rule):
     """Return q of the library."""
-    client = Client(TASK.data.client(1), constant(TAU, rule)(KEY, 2)[1], ETA, KEY)
-    q = jax.jit(partial(local_steps, drawn_directions(TASK.problem)))(START, client)
+    client = Client(TASK.data.client(1), constant(TAU, rule)(KEY, 2)[1], KEY)
+    q = jax.jit(partial(local_steps, drawn_directions(TASK.problem)))(START, client, ETA)
     return np.concatenate(q)
 
 

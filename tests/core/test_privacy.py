@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 from scipy import optimize, stats
 
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import auto_steps, fedmbo, simfbo, with_momenta
 from simfbo.core.data import from_clients
-from simfbo.core.federation import Algorithm
 from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private, spent
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import without_replacement
@@ -69,7 +69,7 @@ def ask(client_step):
     def round(state, federation, key):
         return federation.sum(client_step, np.ones(()), federation.cohort(key), key)
 
-    return Algorithm("ask", Point, round, (client_step,))
+    return Functional("ask", Point, round, (client_step,))
 
 
 def sum_of(federation, privacy, key=KEY):
@@ -157,9 +157,9 @@ def test_a_client_cannot_move_the_sum_by_more_than_its_clip():
 
 def test_client_steps_keep_their_names():
     method = simfbo(TASK.problem, STEPS)
-    (protected,) = private(method, Privacy()).client_steps
-    assert protected.__name__ == "simfbo_step"
-    assert protected is not method.client_steps[0]
+    (name, protected), *others = private(method, Privacy()).client_steps.items()
+    assert name == protected.__name__ == "simfbo_step"
+    assert not others
 
 
 def both(payload, client):
@@ -280,10 +280,10 @@ def first_messages():
     start = Point(hidden, rng.normal(size=UNITS), np.zeros(UNITS))
 
     def messages(payload, client):
-        return [method.client_steps[0](payload, client).x for method in methods]
+        return [method.client_steps["simfbo_step"](payload, client).x for method in methods]
 
     federation = SimulatedFederation(from_clients(lower, upper))
-    found = federation.gather(messages, start, federation.cohort(KEY), KEY, STEPS)
+    found = federation.gather(messages, start, federation.cohort(KEY), KEY)
     return np.concatenate([u for u, _ in upper]), *jax.tree.map(np.asarray, found)
 
 

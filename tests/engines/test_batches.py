@@ -18,7 +18,7 @@ N, KEY = 7, jax.random.key(2)
 TASK = quadratic(clients=N, dim_x=2, dim_y=3, samples=4, noise=0.3, batch_size=2, seed=1)
 WHOLE = quadratic(clients=N, dim_x=2, dim_y=3, samples=4, noise=0.3, seed=1)
 STEPS = Point(x=0.1, y=0.2, v=0.1)
-STEP = simfbo(TASK.problem, STEPS).client_steps[0]
+STEP = simfbo(TASK.problem, STEPS).simfbo_step
 AT = Point(x=jnp.ones(2), y=jnp.arange(3.0), v=-jnp.ones(3))
 RNG = np.random.default_rng(3)
 UNEQUAL = [
@@ -42,7 +42,7 @@ def found(strategy, chunk=None, data="minibatches", cohort=EVERYONE, verb="sum",
     work = fixed([1, 3, 2, 1, 4, 2, 1])
     options = {"local_work": work, "detect_anomalies": True, **options}
     federation = SimulatedFederation(DATA[data], strategy=strategy, chunk=chunk, **options)
-    result = getattr(federation, verb)(STEP, AT, cohort, KEY, STEPS)
+    result = getattr(federation, verb)(STEP, AT, cohort, KEY)
     return result, federation
 
 
@@ -101,7 +101,7 @@ def test_many_clients_are_compared_a_few_at_a_time():
     ]
     for _ in range(3):
         for federation in both:
-            federation.sum(STEP, AT, federation.cohort(KEY), KEY, STEPS)
+            federation.sum(STEP, AT, federation.cohort(KEY), KEY)
         rows = [federation.latest.probed.rows for federation in both]
         assert rows[0].shape == (64, 8)
         for other in rows[1:]:
@@ -111,7 +111,7 @@ def test_many_clients_are_compared_a_few_at_a_time():
 def test_full_batches_are_stacked_once_and_minibatches_are_not():
     for data, kind in (("full batches", Stacks), ("minibatches", ClientData)):
         federation = SimulatedFederation(DATA[data], strategy="auto")
-        call = federation._call(STEP, AT, EVERYONE, KEY, STEPS, single=False)
+        call = federation._call(STEP, AT, EVERYONE, KEY, single=False)
         layout = federation.layout(call)
         assert (layout.chunk, layout.chunks, layout.whole) == (N, 1, True)
         assert isinstance(federation.data_for(layout), kind)
@@ -128,7 +128,7 @@ def test_clients_of_very_unequal_size_are_not_padded():
         return Point(y=payload * batch.samples.sum() * batch.weights.sum() / 100)
 
     cohort = federation.cohort(KEY)
-    call = federation._call(mean, jnp.ones(2), cohort, KEY, Point(), single=False)
+    call = federation._call(mean, jnp.ones(2), cohort, KEY, single=False)
     assert isinstance(federation.data_for(federation.layout(call)), ClientData)
     np.testing.assert_allclose(federation.sum(mean, jnp.ones(2), cohort, KEY).y, [1.0, 1.0])
 
@@ -145,7 +145,7 @@ def test_large_steps_run_in_lanes_unless_there_is_one_client():
 
     def layout(step, clients):
         cohort = Cohort(np.arange(clients), np.ones(clients))
-        call = federation._call(step, jnp.ones(1), cohort, KEY, Point(), single=False)
+        call = federation._call(step, jnp.ones(1), cohort, KEY, single=False)
         return federation.layout(call)
 
     assert layout(wide, 2) is None

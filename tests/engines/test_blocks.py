@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 
 from simfbo import (
     DebugFederation,
@@ -19,7 +20,6 @@ from simfbo import (
     run,
 )
 from simfbo.algorithms import simfbo
-from simfbo.core.federation import Algorithm
 from simfbo.core.keys import Purpose, host_rng, keyed
 from simfbo.core.local_work import (
     LocalWork,
@@ -183,7 +183,7 @@ HOST = {
     "automatic gate": (METHODS["simfbo"], {"gate": Gate(max_norm="auto")}),
     "lanes": (METHODS["simfbo"], {"strategy": "lanes"}),
     "keys from the state": (
-        METHODS["simfbo"]._replace(round=host_key), {"sampler": without_replacement(3)},
+        Functional("simfbo", METHODS["simfbo"].init, host_key), {"sampler": without_replacement(3)},
     ),
     "weights in Python": (private(METHODS["simfbo"], Privacy()), {}),
     "rho of a cohort": (
@@ -205,12 +205,6 @@ def test_secret_cohorts_need_the_host():
     federation = made("sampled")
     federation.secret = True
     assert prepared(METHODS["simfbo"], federation) is None
-
-
-def test_a_replaced_round_is_the_one_that_runs():
-    """What is known of an algorithm's own round does not hold for another."""
-    still = METHODS["simfbo"]._replace(round=lambda state, federation, key: state)
-    assert not np.any(go(still, made("everyone")).state.y)
 
 
 # Unusual rounds
@@ -303,16 +297,16 @@ def test_an_algorithm_of_ones_own():
     """Without a word about how it is compiled; it compares a step size with something."""
 
     def own(step):
-        client_step = METHODS["simfbo"].client_steps[0]
+        client_step = METHODS["fedbio"].fedbio_step
 
         def round(state, federation, key):
-            d = federation.sum(client_step, state, federation.cohort(key), key, STEPS)
+            d = federation.sum(client_step, state, federation.cohort(key), key)
             return jax.tree.map(lambda z, d: z - (step if step > 0.1 else 0.1) * d, state, d)
 
         def init(x, y):
             return Point(jnp.asarray(x), jnp.asarray(y), jnp.zeros_like(jnp.asarray(y)))
 
-        return Algorithm("own", init, round, (client_step,))
+        return Functional("own", init, round)
 
     for step in (0.05, 0.2):
         federation = made("everyone")
@@ -323,7 +317,7 @@ def test_an_algorithm_of_ones_own():
 
 def counted(state, federation, key):
     """Let the step size depend on what was sent so far."""
-    d = federation.sum(METHODS["simfbo"].client_steps[0], state, federation.cohort(key), key, STEPS)
+    d = federation.sum(METHODS["fedbio"].fedbio_step, state, federation.cohort(key), key)
     step = 0.1 / (1 + federation.ledger.total.rounds)
     return jax.tree.map(lambda z, d: z - step * d, state, d)
 
@@ -333,7 +327,7 @@ def start(x, y):
 
 
 def test_the_ledger_is_not_known_in_a_trace():
-    algorithm = Algorithm("counted", start, counted, METHODS["simfbo"].client_steps)
+    algorithm = Functional("counted", start, counted)
     assert prepared(algorithm, made("everyone")) is None
     both = [go(algorithm, made("everyone", strategy)).state.y for strategy in ("lanes", "batches")]
     np.testing.assert_allclose(*both, rtol=1e-10)
@@ -358,9 +352,8 @@ def test_a_state_with_python_numbers():
         at = METHODS["fedbio"].round(state["at"], federation, key)
         return State(at=at, count=state["count"] + 1)
 
-    steps = METHODS["fedbio"].client_steps
-    algorithm = Algorithm("numbers", lambda x, y: State(init(x, y)), round, steps)
-    assert go(algorithm, made("everyone"), rounds=3).state["count"] == 3
+    algorithm = Functional("numbers", lambda x, y: State(init(x, y)), round)
+    assert go(algorithm, made("everyone"), rounds=3).method_state["count"] == 3
 
 
 def test_draws_of_ones_own_get_keys_and_not_their_data():

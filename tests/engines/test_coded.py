@@ -272,10 +272,10 @@ class TestPrivacy:
         )
         coarse = Codecs(up=every(codecs.dithered(6.0)))
         federation = SimulatedFederation(TASK.data, codecs=coarse)
-        (step,) = protected.client_steps
+        (step,) = protected.client_steps.values()
         cohort = federation.cohort(jax.random.key(0))
         at = Point(TASK.x0 + 1, TASK.y0 + 1, TASK.y0)
-        found = federation.gather(step, at, cohort, jax.random.key(0), STEPS)
+        found = federation.gather(step, at, cohort, jax.random.key(0))
         return [np.linalg.norm(np.asarray(part).reshape(6, -1), axis=1) for part in found]
 
     def test_sensitivity_holds_after_decoding(self):

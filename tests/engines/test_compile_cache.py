@@ -1,8 +1,6 @@
-"""Compiled programs: what shares one, what needs one of its own, and when it is let go."""
+"""Compiled programs: what shares one, what needs one of its own, and how many are kept."""
 
-import gc
-import weakref
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,6 @@ from simfbo.core.sampling import without_replacement
 from simfbo.engines.compile_cache import PROGRAMS, ProgramCache
 
 KEY = jax.random.key(0)
-ETA = Point(0.1, 0.2, 0.3)
 
 
 def clients(*numbers, rows=2, **options):
@@ -23,17 +20,21 @@ def clients(*numbers, rows=2, **options):
     return from_clients(parts, parts, **options)
 
 
-def new_step():
-    def step(payload, client):
+class Steps(eqx.Module):
+    eta: float = 0.2
+    name: str = eqx.field(static=True, default="")
+
+    def step(self, payload, client):
         sample = client.data.lower_batch(client.key)[0]
-        return Point(y=(payload + client.eta.y * sample) * client.plan.norm)
-
-    return step
+        return Point(y=(payload + self.eta * sample) * client.plan.norm)
 
 
-def ask(federation, step, payload=1.0, eta=ETA, key=KEY):
+STEP = Steps().step
+
+
+def ask(federation, step=STEP, payload=1.0, key=KEY):
     payload = jnp.full(2, payload)
-    return np.asarray(federation.sum(step, payload, federation.cohort(key), key, eta).y)
+    return np.asarray(federation.sum(step, payload, federation.cohort(key), key).y)
 
 
 class Compilations:
@@ -49,45 +50,46 @@ class Compilations:
 
 @pytest.fixture
 def made():
+    PROGRAMS.clear()
     return Compilations()
 
 
 def test_one_federations_programs_serve_others_of_the_same_shapes(made):
     """Other data, weights, step sizes, payloads, keys, local steps, absences: the same program."""
-    step = new_step()
     one = SimulatedFederation(clients(1, 2, 3), local_work=fixed([1, 2, 4]))
-    np.testing.assert_allclose(ask(one, step), (1.2 + 2 * 1.4 + 4 * 1.6) / 3, rtol=1e-14)
+    np.testing.assert_allclose(ask(one), (1.2 + 2 * 1.4 + 4 * 1.6) / 3, rtol=1e-14)
     assert made.names == ["step"]
     other = SimulatedFederation(
         clients(5, 6, 8, p=[1, 1, 2]),
         local_work=fixed([4, 1, 1]),
         absence=lambda key, ids: ids == 0,
     )
-    found = ask(other, step, 2.0, Point(0.0, 0.5, 0.0), jax.random.key(1))
+    found = ask(other, Steps(0.5).step, 2.0, jax.random.key(1))
     np.testing.assert_allclose(found, (5 / 4 + 6 / 2) * 3 / 2, rtol=1e-14)
     assert made.names == ["step"]
 
 
 def test_one_program_serves_clients_with_any_local_rules(made):
-    step, rules = new_step(), [sgd(), momentum(0.5), proximal(0.5)]
+    rules = [sgd(), momentum(0.5), proximal(0.5)]
     for given in (rules, rules[::-1], [momentum(0.9), proximal(0.1), proximal(0.2)]):
         federation = SimulatedFederation(clients(1, 2, 3), local_work=constant(2, given))
         norms = [effective(rule, 2).sum() for rule in given]
         expected = np.mean(norms * (1 + 0.2 * np.arange(1, 4)))
-        np.testing.assert_allclose(ask(federation, step), expected, rtol=1e-14)
+        np.testing.assert_allclose(ask(federation), expected, rtol=1e-14)
     assert made.names == ["step"]
 
 
 def test_two_client_steps_have_two_programs(made):
     federation = SimulatedFederation(clients(1, 2, 3))
-    for _ in range(2):
-        ask(federation, new_step())
-    assert made.names == ["step", "step"]
+    for name in "ab":
+        ask(federation, Steps(name=name).step)
+        ask(federation, lambda payload, client: Point(y=payload))
+    assert made.names == ["step", "<lambda>"] * 2
 
 
 def test_what_the_program_depends_on_needs_one_of_its_own(made):
     """Everything below differs from the first federation in one thing, which decides a shape."""
-    step, data = new_step(), clients(1, 2, 3)
+    data = clients(1, 2, 3)
     variants = [
         {},
         {"data": clients(1, 2, 3, 4)},
@@ -100,50 +102,44 @@ def test_what_the_program_depends_on_needs_one_of_its_own(made):
     ]
     federations = [SimulatedFederation(**{"data": data, **variant}) for variant in variants]
     for count, federation in enumerate(federations, 1):
-        ask(federation, step)
+        ask(federation)
         assert len(made.names) == count
     everyone = federations[0]
-    everyone.gather(step, jnp.ones(2), everyone.cohort(KEY), KEY, ETA)
-    everyone.sum(step, PerClient(jnp.ones((3, 2))), everyone.cohort(KEY), KEY, ETA)
+    everyone.gather(STEP, jnp.ones(2), everyone.cohort(KEY), KEY)
+    everyone.sum(STEP, PerClient(jnp.ones((3, 2))), everyone.cohort(KEY), KEY)
     assert len(made.names) == len(variants) + 2
     for federation in federations:
-        ask(federation, step)
+        ask(federation)
     assert len(made.names) == len(variants) + 2
 
 
 def test_new_data_of_the_same_federation_are_used(made):
     """A federation may be given other data, of the same shapes or not."""
-    step, federation = new_step(), SimulatedFederation(clients(1, 2, 3))
-    first = ask(federation, step)
+    federation = SimulatedFederation(clients(1, 2, 3))
+    first = ask(federation)
     federation.data = clients(7, 8, 9)
-    np.testing.assert_allclose(ask(federation, step) - first, 0.2 * 6, rtol=1e-12)
+    np.testing.assert_allclose(ask(federation) - first, 0.2 * 6, rtol=1e-12)
     assert len(made.names) == 1
     federation.data = clients(7, 8, 9, rows=1)
-    np.testing.assert_allclose(ask(federation, step) - first, 0.2 * 6, rtol=1e-12)
+    np.testing.assert_allclose(ask(federation) - first, 0.2 * 6, rtol=1e-12)
     assert len(made.names) == 2
 
 
-def test_a_client_step_that_is_let_go_takes_its_programs_with_it():
-    step, federation = new_step(), SimulatedFederation(clients(1, 2, 3))
-    ask(federation, step)
-    (program,) = PROGRAMS._programs[step].values()
-    gone, program = weakref.ref(step), weakref.ref(program)
-    del step, federation
-    gc.collect()
-    assert gone() is None
-    assert program() is None
+def test_numbers_of_any_kind_share_a_program(made):
+    federation = SimulatedFederation(clients(1, 2, 3))
+    expected = ask(federation, Steps(2.0).step)
+    for number in (2, np.float64(2.0), np.float32(2.0), jnp.asarray(2.0), jnp.asarray(2)):
+        np.testing.assert_array_equal(ask(federation, Steps(number).step), expected)
+    assert made.names == ["step"]
 
 
-def test_programs_are_built_once_for_each_form():
-    cache, step, built = ProgramCache(), new_step(), []
+def test_the_programs_used_last_are_kept():
+    cache, built = ProgramCache(2), []
 
     def build():
         built.append(len(built))
-        return lambda: built[-1]
+        return built[-1]
 
-    first = cache.get(step, "a", build)
-    assert cache.get(step, "a", build) is first
-    assert cache.get(step, "b", build) is not first
-    assert cache.get(new_step(), "a", build) is not first
-    assert built == [0, 1, 2]
-    assert cache.compiled == ["step"] * 3
+    found = [cache.get("step", key, build) for key in "abaabcab"]
+    assert found == [0, 1, 0, 0, 1, 2, 3, 4]  # c takes the place of a, a that of b
+    assert cache.compiled == ["step"] * 5

@@ -88,7 +88,7 @@ def test_the_ledger_adds_up_by_client_step(task, engine):
 @pytest.fixture(scope="module")
 def step(task):
     """Return SimFBO's client step on the noisy task."""
-    return simfbo(task.problem, STEPS).client_steps[0]
+    return simfbo(task.problem, STEPS).simfbo_step
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def compiled(task):
 def test_a_message_does_not_depend_on_who_else_came(task, step, compiled):
     """Client 0's, as it comes first, in the middle and last, in other company."""
     messages = [
-        compiled.gather(step, start(task), cohort(*members), KEY, STEPS)
+        compiled.gather(step, start(task), cohort(*members), KEY)
         for members in ((0, 1, 2), (0, 3, 4), (0, 0, 1))
     ]
     for name in Point._fields:
@@ -114,9 +114,7 @@ def test_engines_agree(task, step, compiled):
     debug = DebugFederation(task.data, local_work=compiled.local_work)
     for engine in (compiled, debug):
         engine.ledger = Ledger()
-    fast, slow = (
-        e.gather(step, start(task), cohort(0, 1, 1), KEY, STEPS) for e in (compiled, debug)
-    )
+    fast, slow = (e.gather(step, start(task), cohort(0, 1, 1), KEY) for e in (compiled, debug))
     for name in Point._fields:
         np.testing.assert_allclose(getattr(fast, name), getattr(slow, name), rtol=0, atol=1e-12)
     assert compiled.ledger == debug.ledger
@@ -163,8 +161,8 @@ def test_a_client_takes_exactly_its_own_steps(three, engine):
     problem = Evaluations().problem
     federation = engine(three, local_work=fixed(TAUS))
     payload = Point(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
-    step = simfbo(problem, STEPS).client_steps[0]
-    q = federation.gather(step, payload, cohort(0, 1, 2), KEY, STEPS)
+    step = simfbo(problem, STEPS).simfbo_step
+    q = federation.gather(step, payload, cohort(0, 1, 2), KEY)
     assert np.ravel(q.y).tolist() == np.ravel(q.x).tolist() == TAUS
 
 
@@ -172,8 +170,8 @@ def test_the_compiled_engine_computes_no_more_steps_than_asked(three):
     counted = Evaluations()
     federation = SimulatedFederation(three, local_work=fixed(TAUS), strategy="lanes")
     payload = Point(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
-    step = simfbo(counted.problem, STEPS).client_steps[0]
-    jax.block_until_ready(federation.sum(step, payload, cohort(0, 1, 2), KEY, STEPS))
+    step = simfbo(counted.problem, STEPS).simfbo_step
+    jax.block_until_ready(federation.sum(step, payload, cohort(0, 1, 2), KEY))
     jax.effects_barrier()
     assert counted.count == sum(TAUS)  # and not 3 * 9
 

@@ -1,5 +1,6 @@
 """`gather`: messages one by one, on every engine that computes or counts them."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,18 +105,20 @@ def test_every_client_and_every_repeat_has_a_key_of_its_own(engine):
     assert not set(np.asarray(other).tolist()) & set(np.asarray(draws).tolist())
 
 
-def stepped(payload, client):
-    eta = client.eta
-    return jnp.stack([eta.x, eta.y, eta.v]) * client.plan.norm
+class Sized(eqx.Module):
+    eta: Point
+
+    def stepped(self, payload, client):
+        return jnp.stack(list(self.eta)) * client.plan.norm
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_clients_receive_the_step_sizes_and_their_plans(engine):
+def test_clients_receive_the_numbers_of_their_step_and_their_plans(engine):
     federation = engine(DATA, local_work=fixed([1, 2, 3, 4, 5]))
     eta = Point(x=0.1, y=0.2, v=0.4)
-    found = federation.gather(stepped, np.zeros(()), cohort(0, 3), KEY, eta)
+    found = federation.gather(Sized(eta).stepped, np.zeros(()), cohort(0, 3), KEY)
     np.testing.assert_allclose(found, np.outer([1, 4], eta), rtol=1e-14)
-    assert federation.ledger.total.floats_down == 2  # step sizes travel with the request
+    assert federation.ledger.total.floats_down == 2  # numbers travel with the request
 
 
 def test_the_counting_engine_gathers_zeros_of_the_right_shape():

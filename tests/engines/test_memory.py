@@ -1,15 +1,18 @@
 """What clients remember, on every engine and however rounds are computed."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 
 from simfbo import Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import mimefbo, simfbo
 from simfbo.core import memory
 from simfbo.core.exchange import Reason
-from simfbo.core.federation import Algorithm, WithMemory
+from simfbo.core.federation import WithMemory
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import fixed
 from simfbo.core.privacy import Privacy, private
@@ -40,7 +43,7 @@ def remembering(counts=1.0):
     def first(x0, y0):
         return {"count": np.zeros(()), "sum": np.zeros(3)}
 
-    return Algorithm("counting", lambda x, y: Point(jnp.asarray(x), jnp.zeros(3)), round,
+    return Functional("counting", lambda x, y: Point(jnp.asarray(x), jnp.zeros(3)), round,
                      (counting_step,), memory=first)  # fmt: skip
 
 
@@ -221,10 +224,10 @@ def test_wrong_memories_are_refused_in_a_sentence():
             federation.sum(client_step, state.x, federation.cohort(key), key)
             return state
 
-        return remembering()._replace(round=round)
+        return replace(remembering(), iterate=round)
 
-    with pytest.raises(UserError, match="declare it as Algorithm"):
-        rounds(asks(undeclared)._replace(memory=None), SimulatedFederation(TASK.data), 1)
+    with pytest.raises(UserError, match="declare it as Method"):
+        rounds(replace(asks(undeclared), memory=None), SimulatedFederation(TASK.data), 1)
     with pytest.raises(UserError, match="'wrong_shape' returns a memory of another shape"):
         rounds(asks(wrong_shape), DebugFederation(TASK.data), 1)
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 
 from simfbo import DebugFederation, Gate, Point, SimulatedFederation, run
 from simfbo.core.data import from_clients
 from simfbo.core.exchange import Reason
-from simfbo.core.federation import Algorithm
 from simfbo.core.sampling import Cohort
 from simfbo.errors import ClientWarning
 from simfbo.runs.checkpoint import files, load
@@ -46,7 +46,7 @@ def one_round(state, federation, key):
     return Point(state.x, state.y + 1e-3 * found.y, state.v)
 
 
-PLAIN = Algorithm("plain", lambda x, y: Point(x, y, y), one_round, (step,))
+PLAIN = Functional("plain", lambda x, y: Point(x, y, y), one_round, (step,))
 START = jnp.ones(()), jnp.zeros(SIZE)
 LOUD = np.where(np.isin(np.arange(CLIENTS), [3, 8]), 100.0, 1.0)
 EVERYONE = Cohort(np.arange(CLIENTS, dtype=np.int32), np.full(CLIENTS, 0.1))

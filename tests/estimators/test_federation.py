@@ -114,7 +114,7 @@ def test_a_column_far_from_zero_is_as_good_as_any_other():
 
 
 def test_fits_of_one_shape_compile_once(fitted):
-    assert {"means", "centred_moments", "curvature", "simfbo_step"} <= set(PROGRAMS.compiled)
+    assert {"means", "centred_moments", "curvature", "AutoSteps"} <= set(PROGRAMS.compiled)
     before = len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses
     again = clone(fitted).set_params(random_state=1).fit(X, Y, CLIENTS)
     assert (len(PROGRAMS.compiled), linear._pooled_upper.cache_info().misses) == before

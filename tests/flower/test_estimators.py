@@ -86,7 +86,7 @@ def test_on_flower_it_is_the_simulation_and_its_folder_holds_the_model(
     assert history.refusals == []
     assert [m.metadata.message_type for m in grid.sent].count("train.centred_totals") == 2
     # The units are NumPy's, whatever codes the channels.
-    units = history.state.units
+    units = history.method_state.units
     mean = np.asarray(units.mean, float).sum(0)
     np.testing.assert_allclose(mean, X.mean(0), rtol=1e-13, atol=1e-6)
     np.testing.assert_allclose(units.deviation, X.std(0), rtol=1e-5)
@@ -139,17 +139,18 @@ def test_wrong_input_ends_in_a_sentence():
 
 def test_only_a_finished_run_of_the_same_kind_is_loaded(tmp_path):
     y = SimpleNamespace(weight=np.zeros((2, 3, 1)))
-    other = SimpleNamespace(y=y, units=SimpleNamespace(mean=np.zeros(4)))
+    other = {"state": Point(np.zeros(3), y),
+             "method_state": SimpleNamespace(units=SimpleNamespace(mean=np.zeros(4)))}  # fmt: skip
     finished = {"status": "finished"}
     for run, options, sentence in (
-        (History({}, end=finished, state=other), {"features": ["a"]}, "has 3 features, got 1"),
+        (History({}, end=finished, **other), {"features": ["a"]}, "has 3 features, got 1"),
         (History({}), {}, "The run is unfinished: resume it"),
         (History({}, end=finished), {}, "holds no model"),
     ):
         with pytest.raises(UserError, match=sentence):
             FederatedRidge().load(run, **options)
     with pytest.raises(UserError, match="The run is not of a FederatedLogistic"):
-        FederatedLogistic().load(History({}, end=finished, state=other))
+        FederatedLogistic().load(History({}, end=finished, **other))
 
 
 def test_own_folds_are_balanced_and_each_clients_own():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from functional import Changed
 
 from simfbo import History, Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
@@ -17,7 +18,7 @@ def go(clients=3, method=None, **options):
     """Run a method without its rounds: nothing is computed."""
     task = quadratic(clients=clients, dim_x=2, dim_y=2, samples=4, seed=1)
     chosen = (method or (lambda one: one))(simfbo(task.problem, STEPS))
-    still = chosen._replace(round=lambda state, federation, key: state)
+    still = Changed(chosen, lambda _, state, *given: state)
     return run(still, SimulatedFederation(task.data), task.x0, task.y0, rounds=3, **options)
 
 
@@ -56,7 +57,7 @@ def test_rows_of_every_client():
     parts = [np.ones((count, 2)) for count in (3, 5, 1)]
     other = [np.zeros((count, 2)) for count in (2, 2, 7)]
     task = quadratic(clients=3, dim_x=2, dim_y=2, samples=4, seed=1)
-    method = simfbo(task.problem, STEPS)._replace(round=lambda state, f, key: state)
+    method = Changed(simfbo(task.problem, STEPS), lambda _, state, *given: state)
 
     def data_of(data):
         found = run(method, SimulatedFederation(data), task.x0, task.y0, rounds=1)

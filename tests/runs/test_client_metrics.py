@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Changed
 
 from simfbo import (
     BilevelProblem,
@@ -199,14 +200,14 @@ def test_a_resumed_run_is_the_same_and_a_loaded_history_has_the_scores(tmp_path,
 
 
 def test_what_an_interrupted_iteration_sent_is_not_counted():
-    def round(state, federation, key):
-        after = METHOD.round(state, federation, key)
+    def change(round, state, federation, key):
+        after = round(state, federation, key)
         if federation.ledger.total.rounds == 3:
             raise KeyboardInterrupt
         return after
 
     federation = SimulatedFederation(DATA, absence=lambda key, ids: ids == 1)
-    history = go(federation, METHOD._replace(round=round), rounds=6, every=6, on_round=lambda *_: 0)
+    history = go(federation, Changed(METHOD, change), rounds=6, every=6, on_round=lambda *_: 0)
     assert history.end["status"] == "interrupted"
     last = history.records[-1]
     assert (last["round"], last["communication_rounds"]) == (2, 2)

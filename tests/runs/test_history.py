@@ -37,7 +37,7 @@ def file(tmp_path):
 def test_load_gives_back_what_was_written(file):
     for path in (file, file.parent, str(file.parent)):
         loaded = History.load(path)
-        assert loaded == History(HEADER, RECORDS, END, None, [REFUSAL])
+        assert loaded == History(HEADER, RECORDS, END, refusals=[REFUSAL])
 
 
 @pytest.mark.parametrize("cut", [1, 10, 40])

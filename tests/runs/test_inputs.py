@@ -4,17 +4,18 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from functional import Functional
 
 from simfbo import Point, SimulatedFederation
-from simfbo.algorithms import fedavg, fednest, simfbo, with_settings
+from simfbo.algorithms import fedavg, fednest, simfbo
 from simfbo.core.aggregation import trimmed_mean
 from simfbo.core.data import federate, from_clients
 from simfbo.core.describe import describe
-from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed, momentum
 from simfbo.core.privacy import Privacy, private
@@ -36,9 +37,10 @@ class Stop(BaseException):
 
 def go(directory, algorithm, federation, **options):
     """Run an algorithm without its rounds: nothing is computed."""
-    still = algorithm._replace(round=lambda state, federation, key: state)
-    return run(still, federation, TASK.x0, TASK.y0, rounds=3, directory=directory,
-               checkpoint_seconds=0.0, **options)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(algorithm), "round", lambda self, state, federation, key: state)
+        return run(algorithm, federation, TASK.x0, TASK.y0, rounds=3, directory=directory,
+                   checkpoint_seconds=0.0, **options)  # fmt: skip
 
 
 def stop(t, record):
@@ -81,19 +83,19 @@ def rule(step, decay=0.9):
     ("then", "now", "sentence"),
     [
         (simfbo(TASK.problem, STEPS), simfbo(TASK.problem, STEPS._replace(y=0.4)),
-         "local.y 0.2, now 0.4"),
+         "local.y 0.2, now 0.4, server.sizes.y 0.2, now 0.4"),
         (simfbo(TASK.problem, STEPS), simfbo(TASK.problem, STEPS, radius=5.0),
          "radius None, now 5.0"),
         (simfbo(TASK.problem, STEPS), simfbo(TASK.problem, STEPS, STEPS._replace(x=1.0)),
-         "server None, now nothing, server.x nothing, now 1.0, server.y nothing, now 0.2 and 1 "
-         "more"),
+         "server.sizes.x 0.1, now 1.0"),
         (simfbo(TASK.problem, STEPS, rule(0.1)), simfbo(TASK.problem, STEPS, rule(0.2)),
-         "server.y.update.update_fns.1.tx.update.step_size -0.1, now -0.2"),
+         "server.rules.y.update.update_fns.1.tx.update.step_size -0.1, now -0.2"),
         (simfbo(TASK.problem, STEPS, rule(0.1)), simfbo(TASK.problem, STEPS, rule(0.1, 0.5)),
-         "server.y.update.update_fns.0.tx.update.decay 0.9, now 0.5"),
+         "server.rules.y.update.update_fns.0.tx.update.decay 0.9, now 0.5"),
         (fednest(TASK.problem, STEPS), fednest(TASK.problem, STEPS, mode="as_released"),
-         "mode paper, now as_released"),
-        (fedavg(TASK.problem, 0.1), fedavg(TASK.problem, 0.3), "local 0.1, now 0.3"),
+         "class FedNest, now ReleasedFedNest"),
+        (fedavg(TASK.problem, 0.1), fedavg(TASK.problem, 0.3),
+         "local 0.1, now 0.3, server.size 0.1, now 0.3"),
         (private(simfbo(TASK.problem, STEPS), Privacy()),
          private(simfbo(TASK.problem, STEPS), Privacy(noise=Point(1.0, 2.0, 1.0))),
          "privacy.noise.y 1.0, now 2.0"),
@@ -131,13 +133,10 @@ def test_the_same_again_is_resumed(tmp_path):
     assert go(tmp_path, again, federation, resume=True).end == {"status": "finished"}
 
 
-def test_what_does_not_tell_is_not_compared(tmp_path):
-    """Algorithms without settings, and headers of older versions."""
-    own = Algorithm("own", lambda x, y: Point(x, y, y), lambda state, *rest: state, ())
-    begun(tmp_path / "a", own)
-    assert go(tmp_path / "a", own._replace(settings={"a": 1}), SimulatedFederation(TASK.data),
-              resume=True).end == {"status": "finished"}  # fmt: skip
-    assert inputs_of(own, object()) == {"data": None, "algorithm": {}, "federation": {}}
+def test_what_does_not_tell_is_not_compared():
+    """As a federation of one's own."""
+    found = inputs_of(simfbo(TASK.problem, STEPS), object())
+    assert (found["data"], found["federation"]) == (None, {})
 
 
 def test_another_version_may_describe_it_otherwise(tmp_path, monkeypatch):
@@ -145,21 +144,20 @@ def test_another_version_may_describe_it_otherwise(tmp_path, monkeypatch):
     other = simfbo(TASK.problem, STEPS._replace(y=0.4))
     monkeypatch.setattr("simfbo.runs.beginnings.versions", lambda: {"optax": "99"})
     with (
-        pytest.warns(UserWarning, match=r"\(local\.y 0\.2, now 0\.4\), or its version describes"),
+        pytest.warns(
+            UserWarning, match=r"\(local\.y 0\.2, now 0\.4, .*\), or its version describes"
+        ),
         pytest.warns(UserWarning, match="another version of optax"),
     ):
         go(tmp_path, other, SimulatedFederation(TASK.data), resume=True)
 
 
 def test_own_methods_can_tell_too():
-    @with_settings
-    def mine(problem: BilevelProblem, steps: Point[float], often: int = 3) -> Algorithm:
-        return Algorithm("mine", lambda x, y: Point(x, y, y), lambda state, *rest: state, ())
+    class Mine(Functional):
+        often: int = eqx.field(static=True, default=3)
 
-    found = describe(mine(TASK.problem, STEPS).settings)
-    assert found["often"] == 3
-    assert found["steps.v"] == 0.3
-    assert mine.__name__ == "mine"
+    found = inputs_of(Mine("mine", Point, Point), object())["algorithm"]
+    assert (found["class"], found["often"]) == ("Mine", 3)
 
 
 def loss(weight):
@@ -191,8 +189,8 @@ def test_a_description_is_the_same_in_every_process():
         "import json, optax; from simfbo import Point; from simfbo.algorithms import simfbo; "
         "from simfbo.core.describe import describe; from simfbo.tasks import quadratic; "
         "task = quadratic(); rules = Point(*map(optax.adam, (0.1, 0.2, 0.3))); "
-        "print(json.dumps([describe(simfbo(task.problem, Point(1.0, 2.0, 3.0), rules).settings), "
-        "task.data.digest]))"
+        "method = simfbo(task.problem, Point(1.0, 2.0, 3.0), rules); "
+        "print(json.dumps([describe(vars(method)), task.data.digest]))"
     )
     found = {
         subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout

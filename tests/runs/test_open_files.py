@@ -8,8 +8,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
@@ -17,7 +17,7 @@ from simfbo.runs import checkpoint
 from simfbo.runs.history import FILE, History
 from simfbo.runs.runner import run
 
-STILL = Algorithm("still", lambda x, y: Point(*map(jnp.asarray, (x, y, y))), lambda s, *_: s, ())
+STILL = Functional("still", lambda x, y: Point(*map(jnp.asarray, (x, y, y))), lambda s, *_: s, ())
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 
 

@@ -6,9 +6,9 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Functional
 
 from simfbo.core.exchange import Reason, Refusal
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
@@ -41,7 +41,9 @@ def step(state, federation, key):
     return Point(jnp.sin(state.x * 3 + noise), state.y + 1, state.v)
 
 
-WALK = Algorithm("walk", lambda x, y: Point(jnp.asarray(x), jnp.asarray(y), jnp.zeros(2)), step, ())
+WALK = Functional(
+    "walk", lambda x, y: Point(jnp.asarray(x), jnp.asarray(y), jnp.zeros(2)), step, ()
+)
 
 
 def go(directory, kill=None, **options):

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from functional import Functional
 
 from simfbo import DebugFederation, Point, SimulatedFederation, algorithms
 from simfbo.algorithms import simfbo
 from simfbo.core.exchange import Exchange
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import momentum, proximal, sgd, uniform
 from simfbo.core.privacy import Privacy, private
@@ -284,7 +284,7 @@ def walk_round(state, federation, key):
 
 
 # The debug engine interprets every operation of a client step, so this one has few.
-WALK = Algorithm("random walk", lambda x, y: Point(*map(jnp.asarray, (x, y, y))), walk_round,
+WALK = Functional("random walk", lambda x, y: Point(*map(jnp.asarray, (x, y, y))), walk_round,
                  (walk_step,))  # fmt: skip
 
 

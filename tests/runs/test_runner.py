@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from functional import Changed, Functional
 
 from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import simfbo
@@ -99,7 +100,7 @@ def test_evaluation_changes_nothing():
 
 def test_rounds_are_keyed_by_seed_and_number():
     keys = []
-    spy = ALGORITHM._replace(round=lambda state, federation, key: keys.append(key) or state)
+    spy = Changed(ALGORITHM, lambda _, state, federation, key: keys.append(key) or state)
     one_by_one = SimulatedFederation(TASK.data, strategy="lanes")
     for seed, rounds in ((7, 3), (8, 1)):
         run(spy, one_by_one, TASK.x0, TASK.y0, rounds=rounds, seed=seed)
@@ -215,7 +216,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path, leaf, kind):
         return ALGORITHM.init(x, y)._replace(projected=leaf)
 
     with pytest.raises(UserError) as caught:
-        run(ALGORITHM._replace(init=init), FEDERATION, TASK.x0, TASK.y0, rounds=1,
+        run(Functional("SimFBO", init, ALGORITHM.round), FEDERATION, TASK.x0, TASK.y0, rounds=1,
             directory=tmp_path / "it")  # fmt: skip
     assert str(caught.value) == (
         f"The state of SimFBO holds a {kind}, which cannot be saved: use arrays (for a random key, "

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Algorithm, Point, SimulatedFederation, run
-from simfbo.algorithms import fednest, simfbo
+from simfbo import Point, SimulatedFederation, run
+from simfbo.algorithms import fednest, lfednest, simfbo
 from simfbo.runs.history import History
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
@@ -66,8 +66,7 @@ def test_other_steps_of_several_exchanges():
 
 
 def test_a_method_without_residuals_has_no_verdict():
-    method = simfbo(PROBLEM, STEPS)._replace(residuals={})
-    assert isinstance(method, Algorithm)
+    method = lfednest(PROBLEM, STEPS)
     assert go(method, 3).verdict is None
 
 
@@ -180,7 +179,7 @@ def test_a_round_that_was_given_up_half_way_leaves_no_residuals():
     method = fednest(PROBLEM, Point(x=0.2, y=0.3, v=0.3), 1, 8)
     residuals = MODULE.Residuals(method, federation, rounds=4)
     residuals.begin(1)
-    lower_grad = method.client_steps[0]
+    lower_grad = method.client_steps["lower_grad"]
     residuals.federation.sum(lower_grad, (TASK.x0, TASK.y0), federation.cohort(key), key)
     assert residuals.end(1, {}) == {}
     residuals.begin(2)

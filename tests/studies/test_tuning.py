@@ -129,8 +129,8 @@ def test_27_trials_compile_one_program(tmp_path, in_process, name, cost):
         27 * [(0, 1)] + 9 * [(1, 3)] + 3 * [(2, 9)]
     )
     assert len({tuple(r.settings.values()) for r in tuned.results}) == 27
-    steps = getattr(algorithms, name)(quadratic().problem, Point(x=0.1, y=0.1, v=0.1)).client_steps
-    assert PROGRAMS.compiled[before:] == [steps[-1].__name__]  # all of a round, in blocks
+    method = getattr(algorithms, name)(quadratic().problem, Point(x=0.1, y=0.1, v=0.1))
+    assert PROGRAMS.compiled[before:] == [method.name]  # all of a round, in blocks
 
 
 def test_a_budget_in_bytes(tmp_path, in_process):

@@ -13,7 +13,6 @@ from simfbo.algorithms._lfednest import lfednest
 from simfbo.algorithms._memfbo import memfbo
 from simfbo.algorithms._mimefbo import mimefbo
 from simfbo.algorithms._momenta import with_momenta
-from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
 from simfbo.algorithms._tuning_free import tuning_free
@@ -32,10 +31,8 @@ __all__ = [
     "lfednest",
     "memfbo",
     "mimefbo",
-    "once_per_problem",
     "shrofbo",
     "simfbo",
     "tuning_free",
     "with_momenta",
-    "with_settings",
 ]

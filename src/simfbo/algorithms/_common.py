@@ -4,16 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo.algorithms._settings import once_per_problem
 from simfbo.core import trees
-from simfbo.core.federation import Client, ClientStep
+from simfbo.core.federation import Client
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.local_work import LocalPlan
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import (
     BilevelProblem,
     Point,
@@ -26,7 +27,7 @@ from simfbo.core.problem import (
     independent_directions,
     residual,
 )
-from simfbo.errors import UserError
+from simfbo.errors import UserError, brief
 
 Draw = Callable[[Point[PyTree], Client, jax.Array], Point[PyTree]]
 Direction = Callable[[PyTree, jax.Array], PyTree]
@@ -34,71 +35,88 @@ Mode = Literal["paper", "as_released"]
 Rule = float | optax.GradientTransformation
 Server = Point[Rule] | optax.GradientTransformation
 
+STALE = "What clients remember is from when they last took part, also where all are the same."
+BIASED = {
+    "unequal local work": "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its "
+    "solution.",
+    "exact at any local step": "SimFBO's clients drift apart the more the larger eta is.",
+}
 add = jax.jit(trees.add)
 add_scaled = jax.jit(trees.add_scaled)
 scale = jax.jit(trees.scale)
 
 
-class State(NamedTuple):
-    """The three variables, the server's optimiser states, and how often the projection acted."""
-
-    x: PyTree
-    y: PyTree
-    v: PyTree
-    server: PyTree
-    projected: jax.Array
-
-
-ServerSide = tuple[Callable[[PyTree, PyTree], State], Callable[[State, Point[PyTree]], State]]
+def require_shared(problem: BilevelProblem) -> BilevelProblem:
+    """Return a problem, after a check that all clients share its lower level."""
+    if problem.lower_level == "private":
+        raise UserError(
+            "This method needs a lower problem that all clients share: for a personal lower level "
+            "use simfbo, shrofbo or fedbioacc_local."
+        )
+    return problem
 
 
-class Oracles(NamedTuple):
+def require_point(name: str, steps: Any) -> Point[Any]:
+    """Return step sizes, after a check that there is one for each variable."""
+    if not isinstance(steps, tuple) or len(steps) != 3:
+        raise UserError(f"Give {name} as Point(x=..., y=..., v=...), got {brief(steps)}.")
+    return Point(*steps)
+
+
+def require_radius(radius: float | None) -> float | None:
+    """Return a radius, after a check that it is positive where there is one."""
+    if radius is not None and not radius > 0:
+        raise UserError(f"The radius of v must be positive, got {radius}; omit it for none.")
+    return radius
+
+
+as_local, as_steps = partial(require_point, "local"), partial(require_point, "steps")
+
+
+class Oracles(eqx.Module):
     """Client steps that answer one question each, on the channel that the answer is for.
 
     Attributes:
-        lower_grad: (x, y) -> y: grad_y g_i.
-        upper_grad_y: (x, y) -> v: grad_y f_i.
-        hessian_product: (x, y, p) -> v: grad^2_yy g_i p.
-        hypergrad: (x, y, p) -> x: grad_x f_i - grad^2_xy g_i p.
+        problem: the two losses.
+        full: whether they use all of the client's samples rather than a minibatch.
     """
 
-    lower_grad: ClientStep
-    upper_grad_y: ClientStep
-    hessian_product: ClientStep
-    hypergrad: ClientStep
+    problem: BilevelProblem = eqx.field(static=True)
+    full: bool = eqx.field(static=True, default=False)
 
-
-@once_per_problem
-def oracles(problem: BilevelProblem, full: bool = False) -> Oracles:
-    """Return the oracles, each on a minibatch; with `full`, on all of the client's samples."""
-
-    def lower_batch(client: Client, key: jax.Array) -> PyTree:
-        data = client.data
-        return data.lower.full(data.client) if full else data.lower_batch(key)
-
-    def upper_batch(client: Client, key: jax.Array) -> PyTree:
-        data = client.data
-        return data.upper.full(data.client) if full else data.upper_batch(key)
-
-    def lower_grad(payload: PyTree, client: Client) -> Point[PyTree]:
+    @client_step
+    def lower_grad(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(x, y) -> y: grad_y g_i."""
         x, y = payload
-        return Point(y=grad_lower_y(problem, x, y, lower_batch(client, client.key)))
+        return Point(y=grad_lower_y(self.problem, x, y, self._lower(client, client.key)))
 
-    def upper_grad_y(payload: PyTree, client: Client) -> Point[PyTree]:
+    @client_step
+    def upper_grad_y(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(x, y) -> v: grad_y f_i."""
         x, y = payload
-        return Point(v=grad_upper_y(problem, x, y, upper_batch(client, client.key)))
+        return Point(v=grad_upper_y(self.problem, x, y, self._upper(client, client.key)))
 
-    def hessian_product(payload: PyTree, client: Client) -> Point[PyTree]:
+    @client_step
+    def hessian_product(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(x, y, p) -> v: grad^2_yy g_i p."""
         x, y, p = payload
-        return Point(v=hvp(problem, x, y, p, lower_batch(client, client.key)))
+        return Point(v=hvp(self.problem, x, y, p, self._lower(client, client.key)))
 
-    def hypergrad(payload: PyTree, client: Client) -> Point[PyTree]:
+    @client_step
+    def hypergrad(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(x, y, p) -> x: grad_x f_i - grad^2_xy g_i p."""
         x, y, p = payload
         lower, upper = jax.random.split(client.key)
-        batches = lower_batch(client, lower), upper_batch(client, upper)
-        return Point(x=jax.grad(lambda x: -residual(problem, x, y, p, *batches))(x))
+        batches = self._lower(client, lower), self._upper(client, upper)
+        return Point(x=jax.grad(lambda x: -residual(self.problem, x, y, p, *batches))(x))
 
-    return Oracles(lower_grad, upper_grad_y, hessian_product, hypergrad)
+    def _lower(self, client: Client, key: jax.Array) -> PyTree:
+        data = client.data
+        return data.lower.full(data.client) if self.full else data.lower_batch(key)
+
+    def _upper(self, client: Client, key: jax.Array) -> PyTree:
+        data = client.data
+        return data.upper.full(data.client) if self.full else data.upper_batch(key)
 
 
 def drawn_directions(problem: BilevelProblem, independent_batches: bool = False) -> Draw:
@@ -137,12 +155,14 @@ def kept(plan: LocalPlan, q: PyTree) -> PyTree:
     return q if plan.keep is None else trees.scale(plan.keep, q)
 
 
-def local_steps(draw: Draw, start: Point[PyTree], client: Client) -> Point[PyTree]:
-    """Take tau_i local steps and return q = sum_k a_k d_k, the weighted sum of the directions."""
+def local_steps(
+    draw: Draw, start: Point[PyTree], client: Client, eta: Point[PyTree]
+) -> Point[PyTree]:
+    """Take tau_i local steps of sizes eta; return q = sum_k a_k d_k, the weighted directions."""
     plan = client.plan
 
     def moved(q: Point[PyTree]) -> Point[PyTree]:
-        parts = zip(start, client.eta, q, strict=True)
+        parts = zip(start, eta, q, strict=True)
         return Point(*(z if d is None else trees.add_scaled(z, -e, d) for z, e, d in parts))
 
     def step(
@@ -199,83 +219,98 @@ def drift(z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: Sc
     return zero if most == 1 else jax.lax.fori_loop(1, client.plan.tau, move, zero)
 
 
-def server_side(gamma: Server, radius: float | None) -> ServerSide:
-    """Return the server's `init(x0, y0)` and its compiled `advance(state, direction)`.
+class State(NamedTuple):
+    """The three variables, the server's optimiser states, and how often the projection acted."""
 
-    Step sizes are inputs of the compiled step; Optax transformations are part of it. One
-    transformation in place of a point moves the three variables together: it sees all of them.
+    x: PyTree
+    y: PyTree
+    v: PyTree
+    server: PyTree
+    projected: jax.Array
+
+
+class ServerSteps(eqx.Module):
+    """gamma: for each variable a step size, which is a number, or an Optax transformation.
+
+    One transformation in place of a point moves the three variables together: it sees all of them.
     """
-    require_radius(radius)
-    if isinstance(gamma, optax.GradientTransformation):
-        return _moved_together(gamma, radius)
-    given: list[Any] = list(gamma)
-    if any(rule is None for rule in given):
-        raise UserError("Give a step size for each variable: Point(x=..., y=..., v=...).")
-    pairs = [_split(rule) for rule in gamma]
-    rules, sizes = (Point(*part) for part in zip(*pairs, strict=True))
 
-    def init(x: PyTree, y: PyTree) -> State:
+    sizes: Point[Any]
+    rules: Any = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, gamma: "Server | ServerSteps") -> "ServerSteps":
+        """Divide step sizes and transformations into numbers and rules."""
+        if isinstance(gamma, ServerSteps):
+            return gamma
+        if isinstance(gamma, optax.GradientTransformation):
+            return cls(Point(), gamma)
+        given: list[Any] = [*require_point("server", gamma)]
+        if any(part is None for part in given):
+            raise UserError("Give a step size for each variable: Point(x=..., y=..., v=...).")
+        rules = Point(*(part if is_rule(part) else None for part in given))
+        return cls(Point(*(None if is_rule(part) else part for part in given)), rules)
+
+    def init(self, x: PyTree, y: PyTree) -> State:
         at = start(x, y)
-        states = Point(*map(_initial, rules, at))
-        return State(*at, states, trees.on_device(np.zeros((), np.int32)))
+        if isinstance(self.rules, Point):
+            server = Point(*map(_initial, self.rules, at))
+        else:
+            server = self.rules.init(at)
+        return State(*at, server, trees.on_device(np.zeros((), np.int32)))
 
-    def advance(state: State, d: Point[PyTree]) -> State:
-        return _advance(rules, radius, sizes, state, d)
-
-    return init, advance
-
-
-def _moved_together(rule: optax.GradientTransformation, radius: float | None) -> ServerSide:
-    """Return `init` and `advance` of a server with one rule for the three variables."""
-
-    def init(x: PyTree, y: PyTree) -> State:
-        at = start(x, y)
-        return State(*at, rule.init(at), trees.on_device(np.zeros((), np.int32)))
-
-    return init, partial(_advance_together, rule, radius)
+    def advance(self, state: State, d: Point[PyTree], radius: float | None = None) -> State:
+        """Move the three variables along the aggregated directions, and project v."""
+        return _advance(self, radius, state, d)
 
 
-def server_step(
-    gamma: Rule,
-) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]]:
-    """Return `init(z)` and the compiled `move(direction, state, z)` for a single variable."""
-    rule, size = _split(gamma)
-
-    def init(z: PyTree) -> PyTree:
-        return _initial(rule, z)
-
-    def move(d: PyTree, state: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
-        return _move(rule, size, d, state, z)
-
-    return init, move
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    rules: Point[PyTree], radius: float | None, sizes: Point[PyTree], state: State, d: Point[PyTree]
-) -> State:
-    """Move the three variables along the aggregated directions, and project v."""
-    x, opt_x = _apply(rules.x, sizes.x, d.x, state.server.x, state.x)
-    y, opt_y = _apply(rules.y, sizes.y, d.y, state.server.y, state.y)
-    v, opt_v = _apply(rules.v, sizes.v, d.v, state.server.v, state.v)
-    v, acted = project(v, radius)
-    return State(x, y, v, Point(opt_x, opt_y, opt_v), state.projected + acted)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _advance_together(
-    rule: optax.GradientTransformation, radius: float | None, state: State, d: Point[PyTree]
-) -> State:
-    """Move the three variables by one rule, and project v."""
-    at = Point(*state[:3])
-    updates, server = rule.update(d, state.server, at)
-    x, y, v = trees.add(at, updates)
+@jax.jit
+def _advance(steps: ServerSteps, radius: float | None, state: State, d: Point[PyTree]) -> State:
+    at, rules = Point(*state[:3]), steps.rules
+    if isinstance(rules, Point):
+        pairs = list(map(_apply, rules, steps.sizes, d, state.server, at))
+        x, y, v = (z for z, _ in pairs)
+        server = Point(*(own for _, own in pairs))
+    else:
+        updates, server = rules.update(d, state.server, at)
+        x, y, v = trees.add(at, updates)
     v, acted = project(v, radius)
     return State(x, y, v, server, state.projected + acted)
 
 
+class ServerStep(eqx.Module):
+    """gamma of a single variable: a step size or an Optax transformation."""
+
+    size: Any
+    rule: Any = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, gamma: "Rule | ServerStep") -> "ServerStep":
+        """Return a step size as a number, a transformation as a static field."""
+        if isinstance(gamma, ServerStep):
+            return gamma
+        return cls(None, gamma) if is_rule(gamma) else cls(gamma, None)
+
+    def init(self, z: PyTree) -> PyTree:
+        return _initial(self.rule, z)
+
+    def move(self, d: PyTree, state: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the variable moved along a direction, and the optimiser's state."""
+        return _move(self, d, state, z)
+
+
+@jax.jit
+def _move(step: ServerStep, d: PyTree, state: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
+    return _apply(step.rule, step.size, d, state, z)
+
+
+def is_rule(gamma: Any) -> bool:
+    """Return whether a part of gamma is an Optax transformation rather than a step size."""
+    return isinstance(gamma, optax.GradientTransformation)
+
+
 def _apply(
-    rule: optax.GradientTransformation | None, size: float, d: PyTree, state: PyTree, z: PyTree
+    rule: optax.GradientTransformation | None, size: Any, d: PyTree, state: PyTree, z: PyTree
 ) -> tuple[PyTree, PyTree]:
     """Move z along d by a step size or by one Optax step; return it and the optimiser's state."""
     if rule is None:
@@ -284,17 +319,35 @@ def _apply(
     return optax.apply_updates(z, updates), state
 
 
-_move = jax.jit(_apply, static_argnums=0)
-
-
-def _split(rule: Rule) -> tuple[optax.GradientTransformation | None, float | None]:
-    """Return a rule as a transformation, which is compiled, or as a step size, an input."""
-    return (rule, None) if isinstance(rule, optax.GradientTransformation) else (None, rule)
-
-
 def _initial(rule: optax.GradientTransformation | None, z: PyTree) -> PyTree:
     """Return the initial state of a rule for a variable."""
     return () if rule is None else rule.init(z)
+
+
+class SingleLoop(Method):
+    """A method that moves x, y and v together, by local steps and the server's.
+
+    Attributes:
+        problem: the two losses.
+        local: eta, the clients' step sizes.
+        server: gamma.
+        radius: r of the projection of v on the server; None for no projection.
+    """
+
+    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    local: Point[float] = eqx.field(converter=as_local)
+    server: ServerSteps = eqx.field(converter=ServerSteps.of)
+    radius: float | None = eqx.field(converter=require_radius, default=None)
+
+    def point(self, state: Any) -> Point[PyTree]:
+        return Point(*_base(state)[:3])
+
+    def counters(self, state: Any) -> dict[str, int]:
+        return {"projected": int(_base(state).projected)}
+
+
+def _base(state: Any) -> State:
+    return getattr(state, "base", state)
 
 
 def project(v: PyTree, radius: float | None) -> tuple[PyTree, jax.Array]:
@@ -322,12 +375,6 @@ def require_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise UserError(f"{name} must be at least 1, got {count}.")
-
-
-def require_radius(radius: float | None) -> None:
-    """Raise unless a radius is positive, or there is none."""
-    if radius is not None and not radius > 0:
-        raise UserError(f"The radius of v must be positive, got {radius}; omit it for none.")
 
 
 def require_plain(client: Client) -> None:

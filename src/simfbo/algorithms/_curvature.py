@@ -8,16 +8,19 @@ like any other; no Hessian is formed.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._settings import once_per_problem
+from simfbo.algorithms._common import drawn_directions, local_steps
 from simfbo.core import trees
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
+from simfbo.core.method import client_step
 from simfbo.core.problem import (
     BilevelProblem,
     Point,
@@ -63,42 +66,39 @@ class Curvature(NamedTuple):
         )
 
 
-class Probes(NamedTuple):
-    """Client steps that measure a problem, on all of a client's samples.
+class Probes(eqx.Module):
+    """Client steps that measure a problem, on all of a client's samples and without codecs."""
 
-    Attributes:
-        curvature: (x, y, u) -> grad^2_yy g_i u, ||a_i||_1, and 1 if the client draws minibatches.
-        response: (x, y, u) -> grad^2_yx g_i u, for u like x.
-        check: (point, best point, rows of vectors like y) -> the three directions at the point, the
-            products of grad^2_yy g_i with the vectors, and the upper loss with y solved to first
-            order, f_i - <grad_y g_i, v>: at the point, its excess over that at the best point, the
-            square of the excess, and the correction <grad_y g_i, v>.
-    """
+    problem: BilevelProblem = eqx.field(static=True)
 
-    curvature: ClientStep
-    response: ClientStep
-    check: ClientStep
-
-
-@once_per_problem
-def probes(problem: BilevelProblem) -> Probes:
-    """Return the client steps that measure the lower problem."""
-
+    @partial(client_step, uncoded=True)
     def curvature(
-        payload: Point[PyTree], client: Client
+        self, payload: Point[PyTree], client: Client
     ) -> tuple[Point[PyTree], jax.Array, jax.Array]:
+        """(x, y, u) -> grad^2_yy g_i u, ||a_i||_1, and 1 if the client draws minibatches."""
         data = client.data
-        product = hvp(problem, *payload, data.lower.full(data.client))
+        product = hvp(self.problem, *payload, data.lower.full(data.client))
         drawn = data.lower.batch_size is not None or data.upper.batch_size is not None
         return Point(v=product), jnp.asarray(client.plan.norm, float), jnp.asarray(drawn, float)
 
-    def response(payload: PyTree, client: Client) -> Point[PyTree]:
+    @partial(client_step, uncoded=True)
+    def response(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(x, y, u) -> grad^2_yx g_i u, for u like x."""
         x, y, u = payload
         batch = client.data.lower.full(client.data.client)
-        return Point(v=jax.jvp(lambda x: grad_lower_y(problem, x, y, batch), (x,), (u,))[1])
+        slope = jax.jvp(lambda x: grad_lower_y(self.problem, x, y, batch), (x,), (u,))[1]
+        return Point(v=slope)
 
-    def check(payload: PyTree, client: Client) -> Point[PyTree]:
-        at, best, vectors = payload
+    @partial(client_step, uncoded=True)
+    def check(self, payload: PyTree, client: Client) -> Point[PyTree]:
+        """(point, best point, rows of vectors like y) -> what the end of a window needs.
+
+        The three directions at the point, the products of grad^2_yy g_i with the vectors, and the
+        upper loss with y solved to first order, f_i - <grad_y g_i, v>: at the point, its excess
+        over that at the best point, the square of the excess, and the correction
+        <grad_y g_i, v>.
+        """
+        problem, (at, best, vectors) = self.problem, payload
         (x, y, v), data = at, client.data
         lower, upper = data.lower.full(data.client), data.upper.full(data.client)
         d = directions(problem, x, y, v, lower, upper)
@@ -110,9 +110,11 @@ def probes(problem: BilevelProblem) -> Probes:
         images = jax.lax.map(lambda u: hvp(problem, x, y, u, lower), vectors)
         return Point(x=(d.x, numbers), y=d.y, v=(d.v, images))
 
-    for step in (curvature, response, check):
-        step.uncoded = True  # pyright: ignore[reportFunctionMemberAccess]
-    return Probes(curvature, response, check)
+    @partial(client_step, uncoded=True)
+    def hypergradient_size(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
+        """(x, y, v) -> SimFBO's directions, with all local steps taken at the point."""
+        still = Point(0.0, 0.0, 0.0)
+        return local_steps(drawn_directions(self.problem), at, client, still)
 
 
 def measure(
@@ -126,7 +128,7 @@ def measure(
     """Measure mu and L at (x, y); where not everyone takes part, the worst of three cohorts'.
 
     Args:
-        client_step: `probes(problem).curvature`.
+        client_step: `Probes(problem).curvature`.
         federation: the clients.
         x: the upper variable.
         y: the lower variable.
@@ -160,7 +162,7 @@ def measure_cohort(
     matrix: the mean of theirs, with their weights brought to a sum of one.
 
     Args:
-        client_step: `probes(problem).curvature`.
+        client_step: `Probes(problem).curvature`.
         federation: the clients.
         x: the upper variable.
         y: the lower variable.
@@ -247,7 +249,7 @@ def shift(
     """Return how far y*(x) moves as x moves by u: ||(grad^2_yy G)^-1 grad^2_yx G u||.
 
     Args:
-        steps: from `probes`.
+        steps: the client steps that measure the problem.
         federation: the clients.
         x: the upper variable.
         y: the lower variable.

@@ -5,17 +5,63 @@ One communication round for the local steps of all three variables at once; the 
 changes. SimFBO's ancestor: server steps equal to the local ones, and v projected on the client.
 """
 
+from typing import ClassVar
+
+import equinox as eqx
 import jax
 
-from simfbo.algorithms._common import add, drawn_directions, project, require_plain, start
-from simfbo.algorithms._settings import once_per_problem, with_settings
+from simfbo.algorithms._common import (
+    add,
+    as_steps,
+    drawn_directions,
+    project,
+    require_plain,
+    require_radius,
+    require_shared,
+    start,
+)
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.federation import Client, Federation
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 
 
-@with_settings
-def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = None) -> Algorithm:
+class FedBiO(Method):
+    """FedBiO; `fedbio` has the equations."""
+
+    known_violations: ClassVar = {
+        "unequal local work": "FedBiO adds what clients did, so those who take more local steps "
+        "count for more."
+    }
+    residuals: ClassVar = {"fedbio_step": "yv"}
+
+    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    steps: Point[float] = eqx.field(converter=as_steps)
+    radius: float | None = eqx.field(converter=require_radius, default=None)
+
+    def init(self, x: PyTree, y: PyTree) -> Point[PyTree]:
+        return start(x, y)
+
+    def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
+        """Add the mean of the clients' changes."""
+        return add(state, federation.sum(self.fedbio_step, state, federation.cohort(key), key))
+
+    @client_step
+    def fedbio_step(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
+        """Return the change of x, y and v over tau_i local steps."""
+        require_plain(client)
+        eta, draw = self.steps, drawn_directions(self.problem)
+
+        def step(k: Scalar, at: Point[PyTree]) -> Point[PyTree]:
+            d = draw(at, client, jax.random.fold_in(client.key, k))
+            v, _ = project(trees.add_scaled(at.v, -eta.v, d.v), self.radius)
+            x, y = trees.add_scaled(at.x, -eta.x, d.x), trees.add_scaled(at.y, -eta.y, d.y)
+            return Point(x, y, v)
+
+        return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, payload), payload)
+
+
+def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = None) -> Method:
     """FedBiO; its authors let every client take part in every round.
 
     Client i takes tau_i steps on all three variables at once, from the iterates at k,
@@ -30,37 +76,10 @@ def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = 
         radius: r of the clients' projection of v_i; None for no projection.
 
     Returns:
-        The algorithm.
+        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedbio(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    fedbio_step = _client_step(problem, radius)
-
-    def round(state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
-        return add(state, federation.sum(fedbio_step, state, federation.cohort(key), key, steps))
-
-    bias = "FedBiO adds what clients did, so those who take more local steps count for more."
-    return Algorithm(
-        "FedBiO", start, round, (fedbio_step,), {"unequal local work": bias}, {"fedbio_step": "yv"}
-    )
-
-
-@once_per_problem
-def _client_step(problem: BilevelProblem, radius: float | None) -> ClientStep:
-    draw = drawn_directions(problem)
-
-    def fedbio_step(payload: Point[PyTree], client: Client) -> Point[PyTree]:
-        require_plain(client)
-        eta = client.eta
-
-        def step(k: Scalar, at: Point[PyTree]) -> Point[PyTree]:
-            d = draw(at, client, jax.random.fold_in(client.key, k))
-            v, _ = project(trees.add_scaled(at.v, -eta.v, d.v), radius)
-            x, y = trees.add_scaled(at.x, -eta.x, d.x), trees.add_scaled(at.y, -eta.y, d.y)
-            return Point(x, y, v)
-
-        return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, payload), payload)
-
-    return fedbio_step
+    return FedBiO(problem, steps, radius)

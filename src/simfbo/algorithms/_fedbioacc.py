@@ -7,16 +7,25 @@ the number of local steps. One communication round for the local steps of all th
 server averages the changes of the variables and of the estimators of their directions.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import drawn_directions, project, require_plain, start
-from simfbo.algorithms._settings import once_per_problem, with_settings
+from simfbo.algorithms._common import (
+    as_steps,
+    drawn_directions,
+    project,
+    require_plain,
+    require_radius,
+    require_shared,
+    start,
+)
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.federation import Client, Federation
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import UserError
 
@@ -31,7 +40,7 @@ class AccState(NamedTuple):
     t: jax.Array
 
 
-class Schedule(NamedTuple):
+class Schedule(eqx.Module):
     """The numbers of alpha_t = delta / (u + t)^(1/3) and of the momentum c alpha_t^2."""
 
     delta: float
@@ -42,8 +51,62 @@ class Schedule(NamedTuple):
         """Return alpha_t."""
         return self.delta * (self.u + t) ** (-1 / 3)
 
+    def __check_init__(self) -> None:
+        for name, number in vars(self).items():
+            if not 0 < number < float("inf"):
+                raise UserError(f"{name} must be a positive number, got {number}.")
+        if (most := self.c * self.delta**2 / self.u ** (2 / 3)) > 1 + 1e-9:
+            raise UserError(
+                f"The momentum c alpha^2 begins at {most:.3g}, above 1: lower c or delta."
+            )
 
-@with_settings
+
+class FedBiOAcc(Method):
+    """FedBiOAcc; `fedbioacc` has the equations."""
+
+    known_violations: ClassVar = {
+        "unequal local work": "FedBiOAcc adds what clients did, so those who take more local steps "
+        "count for more."
+    }
+    residuals: ClassVar = {"fedbioacc_step": "yv"}
+
+    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    steps: Point[float] = eqx.field(converter=as_steps)
+    radius: float | None = eqx.field(converter=require_radius, default=None)
+    schedule: Schedule = Schedule(10.0, 1000.0, 0.1)
+
+    def init(self, x: PyTree, y: PyTree) -> AccState:
+        at = start(x, y)
+        return AccState(*at, trees.host_zeros(at), trees.on_device(np.zeros(())))
+
+    def round(self, state: AccState, federation: Federation, key: jax.Array) -> AccState:
+        """Add the mean changes of the variables and of the estimators."""
+        payload = (*_pairs(state), state.t)
+        return _advance(
+            state, *federation.sum(self.fedbioacc_step, payload, federation.cohort(key), key)
+        )
+
+    @client_step
+    def fedbioacc_step(self, payload: PyTree, client: Client) -> PyTree:
+        """Return the changes of z and d over tau_i local steps, tau_i and 1."""
+        require_plain(client)
+        (*pairs, t), draw, schedule = payload, drawn_directions(self.problem), self.schedule
+        at, d = (Point(*part) for part in zip(*pairs, strict=True))
+
+        def step(k: Scalar, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            (z, d), key = carry, jax.random.fold_in(client.key, k)
+            now = t + jnp.asarray(k, t.dtype)
+            alpha = schedule.alpha(now)
+            keep = jnp.where(now > 0, 1 - schedule.c * alpha**2, 0.0)
+            after = moved(z, alpha, self.steps, d, self.radius)
+            old = trees.subtract(d, draw(z, client, key))
+            return after, trees.add_scaled(draw(after, client, key), keep, old)
+
+        z, new = jax.lax.fori_loop(0, client.plan.tau, step, (at, d))
+        tau = jnp.asarray(client.plan.tau, t.dtype)
+        return trees.subtract(z, at), trees.subtract(new, d), tau, jnp.ones_like(tau)
+
+
 def fedbioacc(
     problem: BilevelProblem,
     steps: Point[float],
@@ -51,7 +114,7 @@ def fedbioacc(
     delta: float = 10.0,
     u: float = 1000.0,
     c: float = 0.1,
-) -> Algorithm:
+) -> Method:
     """FedBiOAcc; its authors let every client take part in every round.
 
     Our reading of the abstract: the algorithm in the paper may differ.
@@ -74,59 +137,13 @@ def fedbioacc(
         c: of the momentum c alpha_t^2, which must not exceed 1.
 
     Returns:
-        The algorithm.
+        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedbioacc(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    fedbioacc_step = _client_step(problem, radius, checked_schedule(Schedule(delta, u, c)))
-
-    def round(state: AccState, federation: Federation, key: jax.Array) -> AccState:
-        payload = (*_pairs(state), state.t)
-        message = federation.sum(fedbioacc_step, payload, federation.cohort(key), key, steps)
-        return _advance(state, *message)
-
-    bias = "FedBiOAcc adds what clients did, so those who take more local steps count for more."
-    return Algorithm(
-        "FedBiOAcc", _init, round, (fedbioacc_step,), {"unequal local work": bias},
-        {"fedbioacc_step": "yv"},
-    )  # fmt: skip
-
-
-def checked_schedule(schedule: Schedule) -> Schedule:
-    """Return the numbers after a check that they make steps and a momentum."""
-    for name, number in schedule._asdict().items():
-        if not 0 < number < float("inf"):
-            raise UserError(f"{name} must be a positive number, got {number}.")
-    if (most := schedule.c * schedule.delta**2 / schedule.u ** (2 / 3)) > 1 + 1e-9:
-        raise UserError(f"The momentum c alpha^2 begins at {most:.3g}, above 1: lower c or delta.")
-    return schedule
-
-
-@once_per_problem
-def _client_step(problem: BilevelProblem, radius: float | None, schedule: Schedule) -> ClientStep:
-    draw = drawn_directions(problem)
-
-    def fedbioacc_step(payload: PyTree, client: Client) -> PyTree:
-        require_plain(client)
-        *pairs, t = payload
-        at, d = (Point(*part) for part in zip(*pairs, strict=True))
-
-        def step(k: Scalar, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            (z, d), key = carry, jax.random.fold_in(client.key, k)
-            now = t + jnp.asarray(k, t.dtype)
-            alpha = schedule.alpha(now)
-            keep = jnp.where(now > 0, 1 - schedule.c * alpha**2, 0.0)
-            after = moved(z, alpha, client.eta, d, radius)
-            old = trees.subtract(d, draw(z, client, key))
-            return after, trees.add_scaled(draw(after, client, key), keep, old)
-
-        z, new = jax.lax.fori_loop(0, client.plan.tau, step, (at, d))
-        tau = jnp.asarray(client.plan.tau, t.dtype)
-        return trees.subtract(z, at), trees.subtract(new, d), tau, jnp.ones_like(tau)
-
-    return fedbioacc_step
+    return FedBiOAcc(problem, steps, radius, Schedule(delta, u, c))
 
 
 def moved(
@@ -136,12 +153,6 @@ def moved(
     parts = zip(z, eta, d, strict=True)
     x, y, v = (trees.add_scaled(own, -alpha * size, step) for own, size, step in parts)
     return Point(x, y, project(v, radius)[0])
-
-
-def _init(x: PyTree, y: PyTree) -> AccState:
-    """Return the initial state: d is zero until the first local step."""
-    at = start(x, y)
-    return AccState(*at, trees.host_zeros(at), trees.on_device(np.zeros(())))
 
 
 @jax.jit

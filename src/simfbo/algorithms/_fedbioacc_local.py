@@ -6,17 +6,24 @@ Every client has a lower problem of its own (`BilevelProblem(..., lower_level="p
 y_i, v_i and the estimators of their directions; x and the estimator of its direction are averaged.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import drawn_directions, require_plain
-from simfbo.algorithms._fedbioacc import Schedule, checked_schedule, moved
-from simfbo.algorithms._settings import once_per_problem, with_settings
+from simfbo.algorithms._common import (
+    STALE,
+    as_steps,
+    drawn_directions,
+    require_plain,
+    require_radius,
+)
+from simfbo.algorithms._fedbioacc import Schedule, moved
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation, WithMemory
+from simfbo.core.federation import Client, Federation, WithMemory
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import UserError
 
@@ -38,7 +45,69 @@ class Own(NamedTuple):
     begun: jax.Array
 
 
-@with_settings(private=True)
+class FedBiOAccLocal(Method):
+    """FedBiOAcc for a personal lower level; `fedbioacc_local` has the equations."""
+
+    known_violations: ClassVar = {
+        **dict.fromkeys(
+            ("finds the solution", "unequal local work"),
+            "Its lower problems are personal, so its solution is another.",
+        ),
+        "identical clients": STALE,
+    }
+    name = "FedBiOAcc-Local"
+    is_personal = True
+
+    problem: BilevelProblem = eqx.field(static=True)
+    steps: Point[float] = eqx.field(converter=as_steps)
+    radius: float | None = eqx.field(converter=require_radius, default=None)
+    schedule: Schedule = Schedule(10.0, 1000.0, 0.1)
+
+    def init(self, x: PyTree, y: PyTree) -> LocalState:
+        x, y = trees.on_device((x, y))
+        return LocalState(x, y, trees.host_zeros(x), trees.on_device(np.zeros(())))
+
+    def round(self, state: LocalState, federation: Federation, key: jax.Array) -> LocalState:
+        """Add the mean changes of x and d_x."""
+        payload, cohort = (Point(x=(state.x, state.d)), state.t), federation.cohort(key)
+        change, tau, count = federation.sum(self.local_step, payload, cohort, key)
+        (x, d), now = trees.add((state.x, state.d), change.x), state.t + tau / count
+        return LocalState(x, state.y, d, now)
+
+    @client_step
+    def local_step(self, payload: PyTree, client: Client) -> WithMemory:
+        """Return the changes of x and d_x over tau_i local steps; remember all that is own."""
+        require_plain(client)
+        (shared, t), own, draw = payload, client.memory, drawn_directions(self.problem)
+        x, d_x = shared.x
+        at, d = own.at._replace(x=x), own.d._replace(x=d_x)
+
+        def step(k: Scalar, carry: PyTree) -> PyTree:
+            (z, d, begun), key = carry, jax.random.fold_in(client.key, k)
+            now = t + jnp.asarray(k, t.dtype)
+            alpha = self.schedule.alpha(now)
+            keep = 1 - self.schedule.c * alpha**2
+            after = moved(z, alpha, self.steps, d, self.radius)
+            new, old = draw(after, client, key), trees.subtract(d, draw(z, client, key))
+            weights = Point(jnp.where(now > 0, keep, 0.0), *[jnp.where(begun > 0, keep, 0.0)] * 2)
+            d = Point(*map(trees.add_scaled, new, weights, old))
+            return after, d, jnp.ones_like(begun)
+
+        z, new, begun = jax.lax.fori_loop(0, client.plan.tau, step, (at, d, own.begun))
+        tau = jnp.asarray(client.plan.tau, t.dtype)
+        change = Point(x=trees.subtract((z.x, new.x), (x, d_x)))
+        kept = Own(z._replace(x=None), new._replace(x=None), begun)
+        return WithMemory((change, tau, jnp.ones_like(tau)), kept)
+
+    def client_memory(self, x: PyTree, y: PyTree) -> Own:
+        y = trees.on_device(y)
+        zero = trees.host_zeros(y)
+        return Own(Point(y=y, v=zero), Point(y=zero, v=zero), trees.on_device(np.zeros(())))
+
+    def client_y(self, memory: Own) -> PyTree:
+        return memory.at.y
+
+
 def fedbioacc_local(
     problem: BilevelProblem,
     steps: Point[float],
@@ -46,7 +115,7 @@ def fedbioacc_local(
     delta: float = 10.0,
     u: float = 1000.0,
     c: float = 0.1,
-) -> Algorithm:
+) -> Method:
     """FedBiOAcc for a personal lower level; arguments as for `fedbioacc`.
 
     Our reading of the abstract: the algorithm in the paper may differ.
@@ -64,62 +133,4 @@ def fedbioacc_local(
             "fedbioacc_local gives every client a lower variable of its own: declare the problem "
             'with lower_level="private" (task.private in configurations), or use fedbioacc.'
         )
-    local_step = _client_step(problem, radius, checked_schedule(Schedule(delta, u, c)))
-
-    def init(x: PyTree, y: PyTree) -> LocalState:
-        x, y = trees.on_device((x, y))
-        return LocalState(x, y, trees.host_zeros(x), trees.on_device(np.zeros(())))
-
-    def round(state: LocalState, federation: Federation, key: jax.Array) -> LocalState:
-        payload, cohort = (Point(x=(state.x, state.d)), state.t), federation.cohort(key)
-        change, tau, count = federation.sum(local_step, payload, cohort, key, steps)
-        (x, d), now = trees.add((state.x, state.d), change.x), state.t + tau / count
-        return LocalState(x, state.y, d, now)
-
-    other = "Its lower problems are personal, so its solution is another."
-    kept = "What clients remember is from when they last took part, also where all are the same."
-    violations = {"finds the solution": other, "unequal local work": other,
-                  "identical clients": kept}  # fmt: skip
-    return Algorithm("FedBiOAcc-Local", init, round, (local_step,), violations, memory=_first,
-                     own_y=_own_y)  # fmt: skip
-
-
-def _first(x0: PyTree, y0: PyTree) -> Own:
-    """Return what a client keeps before it first takes part."""
-    y = trees.on_device(y0)
-    zero = trees.host_zeros(y)
-    return Own(Point(y=y, v=zero), Point(y=zero, v=zero), trees.on_device(np.zeros(())))
-
-
-def _own_y(memory: Own) -> PyTree:
-    return memory.at.y
-
-
-@once_per_problem
-def _client_step(problem: BilevelProblem, radius: float | None, schedule: Schedule) -> ClientStep:
-    draw = drawn_directions(problem)
-
-    def local_step(payload: PyTree, client: Client) -> WithMemory:
-        require_plain(client)
-        (shared, t), own = payload, client.memory
-        x, d_x = shared.x
-        at, d = own.at._replace(x=x), own.d._replace(x=d_x)
-
-        def step(k: Scalar, carry: PyTree) -> PyTree:
-            (z, d, begun), key = carry, jax.random.fold_in(client.key, k)
-            now = t + jnp.asarray(k, t.dtype)
-            alpha = schedule.alpha(now)
-            keep = 1 - schedule.c * alpha**2
-            after = moved(z, alpha, client.eta, d, radius)
-            new, old = draw(after, client, key), trees.subtract(d, draw(z, client, key))
-            weights = Point(jnp.where(now > 0, keep, 0.0), *[jnp.where(begun > 0, keep, 0.0)] * 2)
-            d = Point(*map(trees.add_scaled, new, weights, old))
-            return after, d, jnp.ones_like(begun)
-
-        z, new, begun = jax.lax.fori_loop(0, client.plan.tau, step, (at, d, own.begun))
-        tau = jnp.asarray(client.plan.tau, t.dtype)
-        change = Point(x=trees.subtract((z.x, new.x), (x, d_x)))
-        kept = Own(z._replace(x=None), new._replace(x=None), begun)
-        return WithMemory((change, tau, jnp.ones_like(tau)), kept)
-
-    return local_step
+    return FedBiOAccLocal(problem, steps, radius, Schedule(delta, u, c))

@@ -6,35 +6,100 @@ in a cohort. Each chain moves from one freshly sampled client to the next, so it
 of independent Hessians and the only bias of the estimate is the truncation of the series.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
     Mode,
+    Oracles,
     add_scaled,
+    as_steps,
     draw_terms,
     is_released,
-    oracles,
     require_counts,
+    require_shared,
     scale,
     start,
 )
-from simfbo.algorithms._settings import with_settings
-from simfbo.core.federation import Algorithm, ClientStep, Federation
+from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.ledger import PerClient
+from simfbo.core.method import Method, marked
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 
 
-@with_settings
+class FedMBO(Method):
+    """FedMBO; `fedmbo` has the equations."""
+
+    name = "FedMBO"
+    known_violations: ClassVar = {
+        "ledger is cost": "The length of the chains is drawn in every iteration.",
+        **dict.fromkeys(
+            ("sends changes", "finds the solution", "unequal local work"),
+            "Chains are drawn in every iteration: v is right only in the mean, and x jitters.",
+        ),
+    }
+    residuals: ClassVar = {"lower_grad": "y", "hypergrad": "x"}
+
+    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    steps: Point[float] = eqx.field(converter=as_steps)
+    lower_rounds: int = eqx.field(static=True)
+    neumann_terms: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        require_counts(lower_rounds=self.lower_rounds, neumann_terms=self.neumann_terms)
+
+    def init(self, x: PyTree, y: PyTree) -> Point[PyTree]:
+        return start(x, y)
+
+    def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
+        """Move y K times, run the chains, and move x."""
+        (x, y, _), ask = state, Oracles(self.problem)
+        *lower, series, last = jax.random.split(key, self.lower_rounds + 2)
+        for key in lower:
+            q = federation.sum(ask.lower_grad, (x, y), federation.cohort(key), key)
+            y = add_scaled(y, -self.steps.y, q.y)
+        v = _shuffle(self._chains(x, y, federation, series), last)
+        h = federation.sum(ask.hypergrad, (x, y, PerClient(v)), federation.cohort(last), last)
+        return Point(add_scaled(x, -self.steps.x, h.x), y, _mean(v))
+
+    def _chains(self, x: PyTree, y: PyTree, federation: Federation, key: jax.Array) -> PyTree:
+        """Return all chains' v, stacked."""
+        ask, step = Oracles(self.problem), self.steps.v
+        keys = jax.random.split(key, draw_terms(key, self.neumann_terms) + 1)
+        p = _singles(federation, ask.upper_grad_y, (x, y), keys[0]).v
+        for key in keys[1:]:
+            p = _shuffle(p, key)
+            product = _singles(federation, ask.hessian_product, (x, y, PerClient(p)), key)
+            p = add_scaled(self.kept(p), -step, product.v)
+        return scale(self.neumann_terms * step, p)
+
+    def kept(self, p: PyTree) -> PyTree:
+        """Return what a step of a chain keeps of p."""
+        return p
+
+    @property
+    def client_steps(self) -> dict[str, ClientStep]:
+        return marked(Oracles(self.problem))
+
+
+class ReleasedFedMBO(FedMBO):
+    """FedMBO as its published code computes it: a chain's step grows it."""
+
+    def kept(self, p: PyTree) -> PyTree:
+        """Return 2 p: p <- (2 I - s grad^2_yy g_i) p."""
+        return scale(2.0, p)
+
+
 def fedmbo(
     problem: BilevelProblem,
     steps: Point[float],
     lower_rounds: int = 1,
     neumann_terms: int = 5,
     mode: Mode = "paper",
-) -> Algorithm:
+) -> Method:
     """FedMBO; its authors sample clients with replacement, and clients take no local steps.
 
         K times:      y -= beta sum_C w_i grad_y g_i(x, y)
@@ -55,39 +120,14 @@ def fedmbo(
             p <- (2 I - s grad^2_yy g_i) p.
 
     Returns:
-        The algorithm; the state's v is the mean of the last chains.
+        The method; the state's v is the mean of the last chains.
 
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedmbo(quadratic().problem, Point(x=0.02, y=0.2, v=0.2))
     """
-    require_counts(lower_rounds=lower_rounds, neumann_terms=neumann_terms)
-    ask = oracles(problem)
-    kept = 2.0 if is_released(mode) else 1.0
-
-    def chains(x: PyTree, y: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        """Return all chains' v, stacked."""
-        hops = draw_terms(key, neumann_terms)
-        keys = jax.random.split(key, hops + 1)
-        p = _singles(federation, ask.upper_grad_y, (x, y), keys[0]).v
-        for key in keys[1:]:
-            p = _shuffle(p, key)
-            product = _singles(federation, ask.hessian_product, (x, y, PerClient(p)), key)
-            p = add_scaled(scale(kept, p), -steps.v, product.v)
-        return scale(neumann_terms * steps.v, p)
-
-    def round(state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
-        x, y, _ = state
-        *lower, series, last = jax.random.split(key, lower_rounds + 2)
-        for key in lower:
-            q = federation.sum(ask.lower_grad, (x, y), federation.cohort(key), key)
-            y = add_scaled(y, -steps.y, q.y)
-        v = _shuffle(chains(x, y, federation, series), last)
-        h = federation.sum(ask.hypergrad, (x, y, PerClient(v)), federation.cohort(last), last)
-        return Point(add_scaled(x, -steps.x, h.x), y, _mean(v))
-
-    residuals = {"lower_grad": "y", "hypergrad": "x"}
-    return Algorithm("FedMBO", start, round, ask, _VIOLATIONS, residuals)
+    kind = ReleasedFedMBO if is_released(mode) else FedMBO
+    return kind(problem, steps, lower_rounds, neumann_terms)
 
 
 def _singles(federation: Federation, client_step: ClientStep, payload: PyTree, key: Any) -> PyTree:
@@ -122,12 +162,3 @@ def _take(stacked: PyTree, places: Any) -> PyTree:
 @jax.jit
 def _mean(stacked: PyTree) -> PyTree:
     return jax.tree.map(lambda a: a.mean(0), stacked)
-
-
-_JITTER = "Chains are drawn in every iteration, so v is right only in the mean and x jitters."
-_VIOLATIONS = {
-    "ledger is cost": "The length of the chains is drawn in every iteration.",
-    "sends changes": _JITTER,
-    "finds the solution": _JITTER,
-    "unequal local work": _JITTER,
-}

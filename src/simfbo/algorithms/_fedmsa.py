@@ -7,23 +7,25 @@ directions by momentum-based variance reduction (STORM); in the second, clients 
 from it, each corrected by the change of their own directions.
 """
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.algorithms._common import (
+    as_steps,
     drawn_directions,
     project,
     require_plain,
     require_radius,
+    require_shared,
     start,
 )
-from simfbo.algorithms._settings import once_per_problem, with_settings
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.federation import Client, Federation
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import UserError
 
@@ -40,13 +42,70 @@ class MsaState(NamedTuple):
     projected: jax.Array
 
 
-@with_settings
+class FedMSA(Method):
+    """FedMSA; `fedmsa` has the equations. A payload pairs z with z_{t-1}, or with h, by channel."""
+
+    residuals: ClassVar = {"fedmsa_local": "xyv"}
+
+    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    steps: Point[float] = eqx.field(converter=as_steps)
+    momentum: float = 0.1
+    radius: float | None = eqx.field(converter=require_radius, default=None)
+
+    def __check_init__(self) -> None:
+        if not 0 < self.momentum <= 1:
+            raise UserError(f"The momentum must lie in (0, 1], got {self.momentum}.")
+
+    def init(self, x: PyTree, y: PyTree) -> MsaState:
+        at, zero = start(x, y), trees.on_device(np.zeros((), np.int32))
+        return MsaState(*at, at, trees.host_zeros(at), zero, zero)
+
+    def round(self, state: MsaState, federation: Federation, key: jax.Array) -> MsaState:
+        """Update h, and add the clients' changes."""
+        first, second = jax.random.split(key)
+        at, cohort = Point(*state[:3]), federation.cohort(first)
+        news = federation.sum(self.fedmsa_estimate, _pairs(at, state.before), cohort, first)
+        h, cohort = _estimate(self.momentum, state, news), federation.cohort(second)
+        change = federation.sum(self.fedmsa_local, _pairs(at, h), cohort, second)
+        return _advance(self.radius, state, h, change)
+
+    @client_step
+    def fedmsa_estimate(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
+        """Return D_i(z_t) - (1 - a) D_i(z_{t-1}) on one batch."""
+        (at, before), draw = _apart(payload), drawn_directions(self.problem)
+        old = draw(before, client, client.key)
+        return trees.add_scaled(draw(at, client, client.key), self.momentum - 1, old)
+
+    @client_step
+    def fedmsa_local(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
+        """Return the change of z over tau_i local steps from h."""
+        require_plain(client)
+        (at, h), draw = _apart(payload), drawn_directions(self.problem)
+
+        def moved(z: Point[PyTree], d: Point[PyTree]) -> Point[PyTree]:
+            parts = zip(z, self.steps, d, strict=True)
+            return Point(*(trees.add_scaled(own, -eta, step) for own, eta, step in parts))
+
+        def step(k: Scalar, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
+            before, z, d = carry
+            key = jax.random.fold_in(client.key, k)
+            change = trees.subtract(draw(z, client, key), draw(before, client, key))
+            d = trees.add(d, change)
+            return z, moved(z, d), d
+
+        # The first step goes along h itself; d is corrected from the second on.
+        carry = at, moved(at, h), h
+        if client.plan.steps.shape[-1] > 1:
+            carry = jax.lax.fori_loop(1, client.plan.tau, step, carry)
+        return trees.subtract(carry[1], at)
+
+
 def fedmsa(
     problem: BilevelProblem,
     steps: Point[float],
     momentum: float = 0.1,
     radius: float | None = None,
-) -> Algorithm:
+) -> Method:
     """FedMSA, with variance-reduced directions on the server and on the clients.
 
     Our reading of the abstract: the algorithm in the paper may differ.
@@ -70,67 +129,13 @@ def fedmsa(
         radius: r of the projection of v on the server; None for no projection.
 
     Returns:
-        The algorithm.
+        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedmsa(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    if not 0 < momentum <= 1:
-        raise UserError(f"The momentum must lie in (0, 1], got {momentum}.")
-    require_radius(radius)
-    estimate, local = _client_steps(problem, momentum)
-
-    def round(state: MsaState, federation: Federation, key: jax.Array) -> MsaState:
-        first, second = jax.random.split(key)
-        at = Point(*state[:3])
-        news = federation.sum(estimate, _pairs(at, state.before), federation.cohort(first), first)
-        h = _estimate(momentum, state, news)
-        change = federation.sum(local, _pairs(at, h), federation.cohort(second), second, steps)
-        return _advance(radius, state, h, change)
-
-    client_steps, residuals = (estimate, local), {"fedmsa_local": "xyv"}
-    return Algorithm("FedMSA", _init, round, client_steps, residuals=residuals)
-
-
-@once_per_problem
-def _client_steps(problem: BilevelProblem, momentum: float) -> tuple[ClientStep, ClientStep]:
-    """Return the two client steps; a payload pairs z with z_{t-1}, or with h, by channel."""
-    draw = drawn_directions(problem)
-
-    def fedmsa_estimate(payload: Point[PyTree], client: Client) -> Point[PyTree]:
-        at, before = _apart(payload)
-        old = draw(before, client, client.key)
-        return trees.add_scaled(draw(at, client, client.key), momentum - 1, old)
-
-    def fedmsa_local(payload: Point[PyTree], client: Client) -> Point[PyTree]:
-        require_plain(client)
-        at, h = _apart(payload)
-
-        def moved(z: Point[PyTree], d: Point[PyTree]) -> Point[PyTree]:
-            parts = zip(z, client.eta, d, strict=True)
-            return Point(*(trees.add_scaled(own, -eta, step) for own, eta, step in parts))
-
-        def step(k: Scalar, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
-            before, z, d = carry
-            key = jax.random.fold_in(client.key, k)
-            change = trees.subtract(draw(z, client, key), draw(before, client, key))
-            d = trees.add(d, change)
-            return z, moved(z, d), d
-
-        # The first step goes along h itself; d is corrected from the second on.
-        carry = at, moved(at, h), h
-        if client.plan.steps.shape[-1] > 1:
-            carry = jax.lax.fori_loop(1, client.plan.tau, step, carry)
-        return trees.subtract(carry[1], at)
-
-    return fedmsa_estimate, fedmsa_local
-
-
-def _init(x: PyTree, y: PyTree) -> MsaState:
-    """Return the initial state: h is zero until the first exchange."""
-    at, zero = start(x, y), trees.on_device(np.zeros((), np.int32))
-    return MsaState(*at, at, trees.host_zeros(at), zero, zero)
+    return FedMSA(problem, steps, momentum, radius)
 
 
 @jax.jit
@@ -141,7 +146,7 @@ def _estimate(momentum: float, state: MsaState, news: Point[PyTree]) -> Point[Py
     return trees.add_scaled(trees.scale(scale, news), 1 - jnp.asarray(momentum, float), state.h)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _advance(
     radius: float | None, state: MsaState, h: Point[PyTree], change: Point[PyTree]
 ) -> MsaState:

@@ -4,15 +4,14 @@ Byzantine Robust Optimization", ICML 2021; for bilevel problems BR-FedBiM, ICLR 
 Honest messages that scatter less from round to round leave less room for hostile ones.
 """
 
-import functools
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from simfbo.core import trees
 from simfbo.core.federation import (
-    Algorithm,
     Client,
     ClientStep,
     Federation,
@@ -20,8 +19,8 @@ from simfbo.core.federation import (
     View,
     WithMemory,
     message_of,
-    require_exact_sums,
 )
+from simfbo.core.method import Method, Wrapper, as_module, is_uncoded, require_unmodified_sums
 from simfbo.core.problem import Point, PyTree, point_of
 from simfbo.errors import UserError
 
@@ -34,7 +33,72 @@ class Momenta(NamedTuple):
     own: PyTree
 
 
-def with_momenta(algorithm: Algorithm, theta: float = 0.1) -> Algorithm:
+class Smoothed(eqx.Module):
+    """A client step that sends momenta in place of the channels of its message."""
+
+    step: ClientStep = eqx.field(converter=as_module)
+    theta: float
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.step.__name__
+
+    @property
+    def uncoded(self) -> bool:
+        """Return whether messages are sent without codecs."""
+        return is_uncoded(self.step)
+
+    def __call__(self, payload: PyTree, client: Client) -> WithMemory:
+        kept, name = client.memory, self.__name__
+        reply = self.step(payload, client._replace(memory=kept.own))
+        message, old = message_of(reply), kept.momenta[name]
+        _require_channels(message, old)
+        weight = jnp.where(kept.begun[name] > 0, self.theta, 1.0)
+        now = Point(*(_moved(m, z, weight) for m, z in zip(old, point_of(message), strict=True)))
+        after = Momenta(
+            {**kept.momenta, name: Point(*map(_known, old, now))},
+            {**kept.begun, name: jnp.ones_like(kept.begun[name])},
+            reply.memory if isinstance(reply, WithMemory) else kept.own,
+        )
+        return WithMemory(_with_point(message, now), after)
+
+
+class WithMomenta(Wrapper):
+    """A method whose clients send momenta; see `with_momenta`."""
+
+    has_memory = True
+
+    theta: float = 0.1
+
+    def __check_init__(self) -> None:
+        if not 0 < self.theta <= 1:
+            raise UserError(f"theta must lie above 0 and be at most 1, got {self.theta}.")
+        if self.theta < 1:
+            require_unmodified_sums(self.inner, "a moving average")
+
+    def round(self, state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
+        """Run a round of the method with momenta."""
+        view = View(federation, self._smoothed(federation.sum), self._smoothed(federation.gather))
+        return self.inner.round(state, view, key)
+
+    def _smoothed(self, verb: Verb) -> Verb:
+        return lambda step, *rest: verb(Smoothed(step, self.theta), *rest)
+
+    @property
+    def client_steps(self) -> dict[str, ClientStep]:
+        return {name: Smoothed(step, self.theta) for name, step in self.inner.client_steps.items()}
+
+    def client_memory(self, x: PyTree, y: PyTree) -> Momenta:
+        names, own = self.inner.client_steps, self.inner.client_memory(x, y)
+        x, y = trees.host_zeros(trees.on_device((x, y)))
+        begun = trees.host_zeros(jnp.zeros(()))
+        return Momenta(dict.fromkeys(names, Point(x, y, y)), dict.fromkeys(names, begun), own)
+
+    def client_y(self, memory: Momenta) -> PyTree:
+        return self.inner.client_y(memory.own)
+
+
+def with_momenta(algorithm: Method, theta: float = 0.1) -> Method:
     """Let the clients of an algorithm send momenta in place of their messages.
 
         m_i = (1 - theta) m_i + theta z_i,     m_i = z_i the first time
@@ -47,7 +111,7 @@ def with_momenta(algorithm: Algorithm, theta: float = 0.1) -> Algorithm:
         theta: weight of the new message, above 0; 1 changes nothing.
 
     Returns:
-        The algorithm, under the same name.
+        The method, under the same name.
 
     Example:
         >>> from simfbo.algorithms import simfbo
@@ -56,56 +120,7 @@ def with_momenta(algorithm: Algorithm, theta: float = 0.1) -> Algorithm:
         >>> with_momenta(method, 0.1).name
         'SimFBO'
     """
-    if not 0 < theta <= 1:
-        raise UserError(f"theta must lie above 0 and be at most 1, got {theta}.")
-    if theta < 1:
-        require_exact_sums(algorithm, "a moving average")
-    steps = {step: _smoothed(step, theta) for step in algorithm.client_steps}
-    names = [step.__name__ for step in steps]
-
-    def round(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        view = View(federation, _other(federation.sum, steps), _other(federation.gather, steps))
-        return algorithm.round(state, view, key)
-
-    def memory(x0: PyTree, y0: PyTree) -> Momenta:
-        own = None if algorithm.memory is None else algorithm.memory(x0, y0)
-        x, y = trees.host_zeros(trees.on_device((x0, y0)))
-        begun = trees.host_zeros(jnp.zeros(()))
-        return Momenta(dict.fromkeys(names, Point(x, y, y)), dict.fromkeys(names, begun), own)
-
-    own_y = algorithm.own_y
-    return algorithm._replace(
-        round=round, client_steps=tuple(steps.values()), memory=memory,
-        own_y=None if own_y is None else lambda memory: own_y(memory.own),
-        settings={**algorithm.settings, "momenta": theta},
-    )  # fmt: skip
-
-
-def _other(verb: Verb, steps: dict[ClientStep, ClientStep]) -> Verb:
-    """Return the verb with other client steps."""
-    return lambda client_step, *rest: verb(steps[client_step], *rest)
-
-
-def _smoothed(client_step: ClientStep, theta: float) -> ClientStep:
-    """Return the client step with momenta in place of the channels of its message."""
-    name = client_step.__name__
-
-    @functools.wraps(client_step)
-    def smoothed(payload: PyTree, client: Client) -> WithMemory:
-        kept: Momenta = client.memory
-        reply = client_step(payload, client._replace(memory=kept.own))
-        message, old = message_of(reply), kept.momenta[name]
-        _require_channels(message, old)
-        weight = jnp.where(kept.begun[name] > 0, theta, 1.0)
-        now = Point(*(_moved(m, z, weight) for m, z in zip(old, point_of(message), strict=True)))
-        after = Momenta(
-            {**kept.momenta, name: Point(*map(_known, old, now))},
-            {**kept.begun, name: jnp.ones_like(kept.begun[name])},
-            reply.memory if isinstance(reply, WithMemory) else kept.own,
-        )
-        return WithMemory(_with_point(message, now), after)
-
-    return smoothed
+    return WithMomenta(algorithm, theta)
 
 
 def _moved(m: PyTree, z: PyTree, weight: jax.Array) -> PyTree:

@@ -1,6 +1,7 @@
 """Step sizes from what was measured of the lower problem (`_auto_steps`)."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 
 from simfbo.algorithms._common import Rule
 from simfbo.algorithms._curvature import LEAST_RATE
-from simfbo.core.problem import Point
+from simfbo.core.method import Method
+from simfbo.core.problem import BilevelProblem, Point
 
 
 class Plan(NamedTuple):
@@ -23,6 +25,22 @@ class Plan(NamedTuple):
     local: Point[float]
     server: Point[Rule]
     plain: Point[float]
+
+
+class FromPlan(NamedTuple):
+    """Builds a method with the step sizes of a plan; equal ones share compiled programs.
+
+    Attributes:
+        factory: (problem, local, server) -> the method.
+        problem: the two losses.
+    """
+
+    factory: Callable[..., Method]
+    problem: BilevelProblem
+
+    def __call__(self, plan: Plan) -> Method:
+        """Return the method with the steps of a plan."""
+        return self.factory(self.problem, plan.local, plan.server)
 
 
 class Sizes(NamedTuple):

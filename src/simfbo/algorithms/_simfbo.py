@@ -6,23 +6,55 @@ three at once and returns q_i, the weighted sum of its directions; the server ap
 weighted sum of the q_i with steps of its own and projects v onto a ball.
 """
 
+from typing import ClassVar
+
+import equinox as eqx
 import jax
 
-from simfbo.algorithms._common import Server, State, drawn_directions, local_steps, server_side
-from simfbo.algorithms._private import private_lower
-from simfbo.algorithms._settings import once_per_problem, with_settings
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.algorithms._common import (
+    BIASED,
+    Server,
+    SingleLoop,
+    State,
+    drawn_directions,
+    local_steps,
+)
+from simfbo.algorithms._personal import PersonalSimFBO
+from simfbo.core.federation import Client, Federation
+from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 
 
-@with_settings(private=True)
+class SimFBO(SingleLoop):
+    """SimFBO on a problem with a shared lower level; `simfbo` has the equations."""
+
+    known_violations: ClassVar = BIASED
+    residuals: ClassVar = {"simfbo_step": "xyv"}
+
+    independent_batches: bool = eqx.field(static=True, default=False)
+
+    def init(self, x: PyTree, y: PyTree) -> State:
+        return self.server.init(x, y)
+
+    def round(self, state: State, federation: Federation, key: jax.Array) -> State:
+        """Sum the clients' directions, and move along them."""
+        q = federation.sum(self.simfbo_step, self.point(state), federation.cohort(key), key)
+        return self.server.advance(state, q, self.radius)
+
+    @client_step
+    def simfbo_step(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
+        """Return q_i, the weighted sum of the directions of tau_i local steps."""
+        draw = drawn_directions(self.problem, self.independent_batches)
+        return local_steps(draw, at, client, self.local)
+
+
 def simfbo(
     problem: BilevelProblem,
     local: Point[float],
     server: Server | None = None,
     radius: float | None = None,
     independent_batches: bool = False,
-) -> Algorithm:
+) -> Method:
     """SimFBO, for clients that all do the same amount of local work.
 
     Client i, for k = 0 .. tau_i - 1, from the iterates at k:
@@ -47,7 +79,7 @@ def simfbo(
             it, at about 1.5 times the cost; by default they share one lower and one upper batch.
 
     Returns:
-        The algorithm.
+        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic
@@ -55,31 +87,5 @@ def simfbo(
     """
     gamma = local if server is None else server
     if problem.lower_level == "private":
-        found = private_lower(problem, local, gamma, radius, independent_batches, normalised=False)
-        return found._replace(known_violations=_BIASED)
-    simfbo_step = _client_step(problem, independent_batches)
-    init, advance = server_side(gamma, radius)
-
-    def round(state: State, federation: Federation, key: jax.Array) -> State:
-        cohort = federation.cohort(key)
-        at = Point(state.x, state.y, state.v)
-        return advance(state, federation.sum(simfbo_step, at, cohort, key, local))
-
-    return Algorithm("SimFBO", init, round, (simfbo_step,), _BIASED, {"simfbo_step": "xyv"})
-
-
-_BIASED = {
-    "unequal local work": "SimFBO weighs clients by p_i ||a_i||_1, so unequal local work moves its "
-    "solution.",
-    "exact at any local step": "SimFBO's clients drift apart the more the larger eta is.",
-}
-
-
-@once_per_problem
-def _client_step(problem: BilevelProblem, independent_batches: bool) -> ClientStep:
-    draw = drawn_directions(problem, independent_batches)
-
-    def simfbo_step(at: Point[PyTree], client: Client) -> Point[PyTree]:
-        return local_steps(draw, at, client)
-
-    return simfbo_step
+        return PersonalSimFBO(problem, local, gamma, radius, independent_batches)
+    return SimFBO(problem, local, gamma, radius, independent_batches)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,11 +25,12 @@ from jax.core import Tracer
 
 from simfbo.algorithms._plan import Plan
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, Federation, Tracing
+from simfbo.core.federation import Federation
+from simfbo.core.method import Method, Wrapper
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.errors import UserError
 
-Build = Callable[[Plan], Algorithm]
+Build = Callable[[Plan], Method]
 
 
 class Gathered(NamedTuple):
@@ -38,7 +40,29 @@ class Gathered(NamedTuple):
     iterations: jax.Array
 
 
-def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Algorithm:
+class TuningFree(Wrapper):
+    """A method with tuning-free step sizes; see `tuning_free`.
+
+    Attributes:
+        build: (plan) -> the method with these steps.
+        rule: the server's rule for all three variables.
+    """
+
+    build: Build = eqx.field(static=True)
+    rule: optax.GradientTransformation = eqx.field(static=True)
+
+    def init(self, x: PyTree, y: PyTree) -> Any:
+        state = self.inner.init(x, y)
+        _gathered(state)
+        return state
+
+    def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Run a round of the method with the steps of today."""
+        eta = local_sizes(_gathered(state), federation.mean_norm(key))
+        return self.build(_plan(eta, self.rule)).round(state, federation, key)
+
+
+def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Method:
     """Let a method with server steps take tuning-free step sizes.
 
     Our reading of the abstract of S-TFBO: the algorithm in the paper may differ.
@@ -54,7 +78,7 @@ def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> A
             no effect; a large one makes the first steps small.
 
     Returns:
-        The algorithm; its state is the method's.
+        The method; its state is that of the method with these steps.
 
     Example:
         >>> from simfbo import SimulatedFederation, run
@@ -78,21 +102,7 @@ def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> A
         if not 0 < number < float("inf"):
             raise UserError(f"The initial a, b and c must be positive numbers, got {number}.")
     rule = _rule(*map(float, initial))
-    like = build(_plan(Point(1.0, 1.0, 1.0), rule))
-
-    def init(x: PyTree, y: PyTree) -> Any:
-        state = like.init(x, y)
-        _gathered(state)
-        return state
-
-    def round(state: Any, federation: Federation, key: jax.Array) -> Any:
-        eta = local_sizes(_gathered(state), federation.mean_norm(key))
-        return build(_plan(eta, rule)).round(state, federation, key)
-
-    settings = {**like.settings, "local": None, "initial": initial}
-    return like._replace(
-        init=init, round=round, settings=settings, tracing=Tracing(round, _form(build, like, rule))
-    )
+    return TuningFree(build(_plan(Point(1.0, 1.0, 1.0), rule)), build, rule)
 
 
 @jax.jit
@@ -148,13 +158,3 @@ def _gathered(state: Any) -> Gathered:
             "mimefbo."
         )
     return found[0]
-
-
-def _form(build: Build, like: Algorithm, rule: Any) -> Any:
-    """Return by what compiled programs are shared; None where they are not."""
-    if like.traced.form is None:
-        return None
-    # What `build` makes of step sizes shows in those of other ones.
-    other = build(_plan(Point(1.1, 0.37, 1.7), rule)).traced.numbers
-    made = tuple(map(float, jax.tree.leaves(other))), jax.tree.structure(other)
-    return ("tuning-free", like.traced.form, made)

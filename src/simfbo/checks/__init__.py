@@ -2,7 +2,7 @@
 
 A law is a function that takes an algorithm's factory, tries it on small quadratics with a closed
 form in double precision, and returns a number that must not exceed a limit. A method that breaks a
-law by construction declares it in `Algorithm.known_violations`; then the check demands that it
+law by construction declares it in `Method.known_violations`; then the check demands that it
 does break the law.
 
 The factory is called as `factory(problem, local, server)` with step sizes for x, y and v:
@@ -41,7 +41,7 @@ SINGLE_LOOP_LAWS = _laws.SINGLE_LOOP_LAWS
 """Further laws, for single-loop methods with steps of clients and server, as SimFBO."""
 
 MEMORY_LAWS = _memory_laws.MEMORY_LAWS
-"""Further laws, for methods whose clients remember (`Algorithm.memory`)."""
+"""Further laws, for methods whose clients remember (`Method.client_memory`)."""
 
 CODEC_LAWS = codec_laws.CODEC_LAWS
 """The laws that codecs must obey; see `check_codec`."""
@@ -118,7 +118,7 @@ def check_codec(codec: Codec) -> dict[str, float]:
 
 def remembers(factory: Factory) -> bool:
     """Return whether the clients of an algorithm remember."""
-    return factory(small_task().problem, GAMMA, GAMMA).memory is not None
+    return factory(small_task().problem, GAMMA, GAMMA).has_memory
 
 
 def examine(factory: Factory, law: Law) -> Finding:

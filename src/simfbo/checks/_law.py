@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.federation import Algorithm
+from simfbo.core.method import Method
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.core.sampling import Cohort, Sampler, constant
 from simfbo.engines.base import Engine
 from simfbo.tasks._quadratic import random_quadratic
 from simfbo.tasks.task import Task
 
-Factory = Callable[[BilevelProblem, Point[float], Point[float]], Algorithm]
+Factory = Callable[[BilevelProblem, Point[float], Point[float]], Method]
 Measure = Callable[[Factory], float]
 
 GAMMA = Point(x=0.1, y=0.2, v=0.2)
@@ -45,7 +45,7 @@ def small_task(clients: int = 5, heterogeneity: float = 1.0, p: Any = None, **no
 
 
 def run_rounds(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Engine,
     task: Task,
     rounds: int,
@@ -79,9 +79,11 @@ def gap(a: Any, b: Any) -> float:
     return gap if np.isfinite(gap) else float("inf")
 
 
-def variables(state: PyTree) -> tuple[PyTree, ...]:
-    """Return the variables of a state."""
-    return tuple(getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name))
+def end(
+    algorithm: Method, federation: Engine, task: Task, rounds: int, *start: Any
+) -> Point[PyTree]:
+    """Return x, y and v after some rounds; arguments as of `run_rounds`."""
+    return algorithm.point(run_rounds(algorithm, federation, task, rounds, *start))
 
 
 def exactly(ids: tuple[int, ...]) -> Sampler:

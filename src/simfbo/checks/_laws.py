@@ -14,11 +14,11 @@ from simfbo.checks._law import (
     SMALL,
     Factory,
     Law,
+    end,
     exactly,
     gap,
     run_rounds,
     small_task,
-    variables,
 )
 from simfbo.core import trees
 from simfbo.core.local_work import constant, fixed, uniform
@@ -88,12 +88,11 @@ def any_pytree(factory: Factory) -> float:
     upper, lower = (lambda x, y, batch, f=f: f(flat(x), flat(y), batch) for f in losses)
     wrapped = BilevelProblem(upper, lower)
     other = task._replace(problem=wrapped, x0=nested(task.x0), y0=nested(task.y0))
-    ends = [
-        run_rounds(factory(t.problem, GAMMA, GAMMA), SimulatedFederation(t.data), t, 3)
+    plain, tree = (
+        end(factory(t.problem, GAMMA, GAMMA), SimulatedFederation(t.data), t, 3)
         for t in (task, other)
-    ]
-    plain, tree = map(variables, ends)
-    return gap(plain, tuple(map(flat, tree)))
+    )
+    return gap(plain, [flat(z) for z in tree if z is not None])
 
 
 def identical_clients(factory: Factory) -> float:
@@ -101,8 +100,7 @@ def identical_clients(factory: Factory) -> float:
     task = small_task(heterogeneity=0.0)
     algorithm = factory(task.problem, GAMMA, GAMMA)
     samplers = (everyone(), without_replacement(2))
-    runs = [run_rounds(algorithm, SimulatedFederation(task.data, s), task, 5) for s in samplers]
-    return gap(*map(variables, runs))
+    return gap(*(end(algorithm, SimulatedFederation(task.data, s), task, 5) for s in samplers))
 
 
 def sends_changes(factory: Factory) -> float:
@@ -113,15 +111,14 @@ def sends_changes(factory: Factory) -> float:
         SimulatedFederation(task.data, s) for s in (everyone(), without_replacement(2))
     )
     solved = run_rounds(algorithm, everybody, task, 100)
-    after = run_rounds(algorithm, few, task, 3, solved, everybody)
-    return gap(variables(solved), variables(after))
+    return gap(algorithm.point(solved), end(algorithm, few, task, 3, solved, everybody))
 
 
 def finds_solution(factory: Factory) -> float:
     """Return the distance from the closed form on clients that differ, one local step each."""
     task = small_task()
     algorithm = factory(task.problem, LARGE, LARGE)
-    return task.evaluate(run_rounds(algorithm, SimulatedFederation(task.data), task, 60))["x_error"]
+    return task.evaluate(end(algorithm, SimulatedFederation(task.data), task, 60))["x_error"]
 
 
 def unequal_local_work(factory: Factory) -> float:
@@ -129,7 +126,7 @@ def unequal_local_work(factory: Factory) -> float:
     task = small_task()
     algorithm = factory(task.problem, SMALL, MEDIUM)
     federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
-    return task.evaluate(run_rounds(algorithm, federation, task, 100))["x_error"]
+    return task.evaluate(end(algorithm, federation, task, 100))["x_error"]
 
 
 def is_soba(factory: Factory) -> float:
@@ -137,28 +134,21 @@ def is_soba(factory: Factory) -> float:
     quadratic = random_quadratic(5, 3, 4, 1.0, seed=1)
     task, m = quadratic.task(), quadratic.closed_form()
     algorithm = factory(task.problem, GAMMA, GAMMA)
-    state = run_rounds(algorithm, SimulatedFederation(task.data), task, 20)
+    point = end(algorithm, SimulatedFederation(task.data), task, 20)
     x, y, v = np.zeros(3), np.zeros(4), np.zeros(4)
     for _ in range(20):
         d_y, d_v = m.A @ y - m.B @ x - m.c, m.A @ v - m.C @ y + m.Ct
         d_x = m.D @ x - m.Ds + m.B.T @ v
         x, y, v = x - GAMMA.x * d_x, y - GAMMA.y * d_y, v - GAMMA.v * d_v
-    return gap((x, y, v), variables(state))
+    return gap((x, y, v), point)
 
 
 def one_step_ignores_eta(factory: Factory) -> float:
     """Return how much the local step sizes matter where clients take one local step."""
     task = small_task()
-    ends = [
-        run_rounds(
-            factory(task.problem, Point(x=e, y=e, v=e), GAMMA),
-            SimulatedFederation(task.data),
-            task,
-            5,
-        )
-        for e in (1e-3, 0.5)
-    ]
-    return gap(*map(variables, ends))
+    federation = SimulatedFederation(task.data)
+    methods = (factory(task.problem, Point(x=e, y=e, v=e), GAMMA) for e in (1e-3, 0.5))
+    return gap(*(end(method, federation, task, 5) for method in methods))
 
 
 def sampling_unbiased(factory: Factory) -> float:
@@ -168,9 +158,9 @@ def sampling_unbiased(factory: Factory) -> float:
     before = SimulatedFederation(task.data)
     start = run_rounds(algorithm, before, task, 3)
 
-    def after(sampler: Sampler) -> tuple[PyTree, ...]:
+    def after(sampler: Sampler) -> Point[PyTree]:
         federation = SimulatedFederation(task.data, sampler, constant(3))
-        return variables(run_rounds(algorithm, federation, task, 1, start, before))
+        return end(algorithm, federation, task, 1, start, before)
 
     pairs = [after(exactly(ids)) for ids in itertools.combinations(range(5), 2)]
     mean = trees.scale(1 / len(pairs), jax.tree.map(lambda *leaves: sum(leaves), *pairs))
@@ -184,7 +174,7 @@ def drift_is_linear(factory: Factory) -> float:
     ends = []
     for eta in 0.02 * 0.5 ** np.arange(6):
         algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), MEDIUM)
-        ends.append(np.asarray(run_rounds(algorithm, federation, task, 150).x))
+        ends.append(np.asarray(end(algorithm, federation, task, 150).x))
     falls = np.linalg.norm(np.diff(np.stack(ends), axis=0), axis=1)
     if falls.max() < 1e-12:
         return 0.0  # there is none
@@ -201,7 +191,7 @@ def exact_at_any_step(factory: Factory) -> float:
     gaps = []
     for eta in (0.001, 0.01, 0.06):
         algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), MEDIUM)
-        gaps.append(gap(best, variables(run_rounds(algorithm, federation, task, 500))))
+        gaps.append(gap(best, end(algorithm, federation, task, 500)))
     return max(gaps)
 
 

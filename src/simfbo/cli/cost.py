@@ -37,7 +37,7 @@ def cost(config: RunConfig, data_dir: Path | None, as_json: bool) -> int:
     with fetching():
         task = build_task(config, data_dir)
     method = build_algorithm(config.algorithm, task.problem, config.rounds)
-    algorithm = smoothed(method, config)
+    algorithm = smoothed(method, config.aggregation.momenta)
     federation = build_federation(config, task.data)
     ledger = engines.cost(algorithm, federation, task.x0, task.y0)
     federation.remember(algorithm, task.x0, task.y0)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from simfbo import checks
-from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta, with_settings
+from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta
 from simfbo.config import codecs as settings_of_codecs
-from simfbo.config.catalogue import METHODS, Method, colour_of, factory_of, settings_model
+from simfbo.config.catalogue import METHODS, MethodRecord, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
 from simfbo.config.fields import (
     LocalAndServer,
@@ -26,8 +26,8 @@ from simfbo.core import aggregation, codecs, local_work, sampling
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs import Codec, Codecs
 from simfbo.core.data import FederatedData
-from simfbo.core.federation import Algorithm
 from simfbo.core.gate import Gate
+from simfbo.core.method import Method
 from simfbo.core.privacy import Privacy, private, spent
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines import DebugFederation, SimulatedFederation
@@ -46,45 +46,56 @@ _OPTIMISERS = {
 }
 
 
-def build_method(config: RunConfig, task: Task) -> Algorithm:
+def build_method(config: RunConfig, task: Task) -> Method:
     """Return the algorithm of a configuration, with the step sizes it asks for."""
     problem, settings = task.problem, config.algorithm
     if config.steps == "given":
-        return smoothed(build_algorithm(settings, problem, config.rounds), config)
-    plain = hasattr(settings, "steps")  # one set of step sizes
-
-    def build(plan: Plan) -> Algorithm:
-        if plain:
-            return smoothed(_made(settings, problem, steps=plan.plain), config)
-        return smoothed(_made(settings, problem, local=plan.local, server=plan.server), config)
-
+        found = build_algorithm(settings, problem, config.rounds)
+        return smoothed(found, config.aggregation.momenta)
+    build = WithSteps(settings, problem, config.aggregation.momenta)
     if config.steps == "tuning-free":
         return tuning_free(build)
-    return auto_steps(build, problem, task.x0, config.rounds, plain)
+    return auto_steps(build, problem, task.x0, config.rounds, build.plain)
 
 
-def smoothed(algorithm: Algorithm, config: RunConfig) -> Algorithm:
+class WithSteps(NamedTuple):
+    """Builds a method with step sizes; equal ones share compiled programs."""
+
+    settings: MethodSettings
+    problem: BilevelProblem
+    momenta: float | None
+
+    @property
+    def plain(self) -> bool:
+        """Return whether the method has one set of step sizes."""
+        return hasattr(self.settings, "steps")
+
+    def __call__(self, plan: Plan) -> Method:
+        """Return the method with the steps of a plan."""
+        steps: Json = {"local": plan.local, "server": plan.server}
+        steps = {"steps": plan.plain} if self.plain else steps
+        return smoothed(_made(self.settings, self.problem, **steps), self.momenta)
+
+
+def smoothed(algorithm: Method, theta: float | None) -> Method:
     """Return the algorithm with client momenta, if a configuration asks for them."""
-    theta = config.aggregation.momenta
     return algorithm if theta is None else with_momenta(algorithm, theta)
 
 
 _STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedule"}
 
 
-def _made(settings: MethodSettings, problem: BilevelProblem, **steps: PyTree) -> Algorithm:
+def _made(settings: MethodSettings, problem: BilevelProblem, **steps: PyTree) -> Method:
     """Return a method with its options and the given step sizes."""
     factory, options = factory_of(METHODS.find(settings.name)), settings.model_dump(exclude=_STEPS)
     found = factory(problem, **steps, **options)
-    if isinstance(found, Algorithm) and found.tracing is None:  # so that trials share programs
-        found = with_settings(factory)(problem, **steps, **options)
-    if not isinstance(found, Algorithm):
+    if not isinstance(found, Method):
         kind = type(found).__name__
-        raise UserError(f"'{settings.name}' returned {kind}, which is not an Algorithm.")
+        raise UserError(f"'{settings.name}' returned {kind}, which is not a Method.")
     return found
 
 
-def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: int) -> Algorithm:
+def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: int) -> Method:
     """Return a method with the step sizes in its settings: its fields are the factory's arguments.
 
     Args:
@@ -121,11 +132,11 @@ def law_factory(name: str) -> checks.Factory:
     return _law_factory(record, record.laws.get("", {}))
 
 
-def _law_factory(record: Method, options: Json) -> checks.Factory:
+def _law_factory(record: MethodRecord, options: Json) -> checks.Factory:
     """Return (problem, local, server) -> the method; one set of step sizes is the server's."""
     rest = {key: value for key, value in options.items() if key != "v"}
 
-    def build(problem: BilevelProblem, local: Point[float], server: Point[float]) -> Algorithm:
+    def build(problem: BilevelProblem, local: Point[float], server: Point[float]) -> Method:
         factory = factory_of(record)
         if record.private:
             problem = problem._replace(lower_level="private")
@@ -188,7 +199,7 @@ class Built(NamedTuple):
 
     config: RunConfig
     task: Task
-    algorithm: Algorithm
+    algorithm: Method
     federation: Engine
     evaluate: Evaluate
 
@@ -244,7 +255,7 @@ def about(built: Built) -> Json:
     return {**built.task.about, "colour": colour_of(built.config.algorithm.name)}
 
 
-def _with_epsilon(delta: float, task: Task, algorithm: Algorithm, federation: Engine) -> Evaluate:
+def _with_epsilon(delta: float, task: Task, algorithm: Method, federation: Engine) -> Evaluate:
     """Return the task's metrics and the epsilon of all exchanges so far."""
 
     def evaluate(state: PyTree) -> dict[str, float]:

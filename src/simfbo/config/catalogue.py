@@ -23,10 +23,10 @@ from simfbo.errors import UserError, plain
 from simfbo.runs.files import Json
 from simfbo.runs.palette import COLOURS
 
-__all__ = ["METHODS", "TASKS", "Method", "Shelf", "TaskRecord"]
+__all__ = ["METHODS", "TASKS", "MethodRecord", "Shelf", "TaskRecord"]
 
 
-class Method(NamedTuple):
+class MethodRecord(NamedTuple):
     """The record of a method: how it is built, and how it is presented.
 
     Attributes:
@@ -87,7 +87,7 @@ class TaskRecord(NamedTuple):
     practical: bool = False
 
 
-R = TypeVar("R", Method, TaskRecord)
+R = TypeVar("R", MethodRecord, TaskRecord)
 
 
 class Shelf(Generic[R]):
@@ -147,12 +147,13 @@ class Shelf(Generic[R]):
         if isinstance(found, self._kind):
             return found
         if not callable(found) and not (self._kind is TaskRecord and _is_task(found)):
-            wanted = "a function" if self._kind is Method else "a function or a Task"
+            wanted = "a function" if self._kind is MethodRecord else "a function or a Task"
             raise UserError(
                 f"The {self._what} '{plain(place)}' must be {wanted}, got {type(found).__name__}."
             )
         title = getattr(found, "__name__", place)
-        record = Method(place, title, found) if self._kind is Method else TaskRecord(place, found)
+        method = self._kind is MethodRecord
+        record = MethodRecord(place, title, found) if method else TaskRecord(place, found)
         return record  # pyright: ignore[reportReturnType]
 
     def _entry_points(self) -> dict[str, str]:
@@ -188,7 +189,7 @@ def _is_task(found: Any) -> bool:
     return isinstance(found, Task)
 
 
-METHODS = Shelf(Method, "algorithm", "simfbo.methods")
+METHODS = Shelf(MethodRecord, "algorithm", "simfbo.methods")
 """The records of all methods."""
 TASKS = Shelf(TaskRecord, "task", "simfbo.tasks")
 """The records of all tasks."""
@@ -218,19 +219,19 @@ def load(place: str) -> Any:
         raise UserError(f"'{plain(place)}' cannot be imported: {plain(str(error), 200)}.") from None
 
 
-def factory_of(record: Method | TaskRecord) -> Any:
+def factory_of(record: MethodRecord | TaskRecord) -> Any:
     """Return a record's factory, imported if need be."""
     return load(record.factory) if isinstance(record.factory, str) else record.factory
 
 
-def settings_model(record: Method | TaskRecord) -> type[Any]:
+def settings_model(record: MethodRecord | TaskRecord) -> type[Any]:
     """Return the model of a record's settings, derived from its factory where it has none."""
     if record.settings is not None:
         return record.settings
     factory = factory_of(record)
     if not callable(factory):  # a task that is ready
         return TaskSettings
-    return _derived(record.name, factory, isinstance(record, Method))
+    return _derived(record.name, factory, isinstance(record, MethodRecord))
 
 
 @cache

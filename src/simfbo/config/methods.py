@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simfbo.config.catalogue import METHODS, Method
+from simfbo.config.catalogue import METHODS, MethodRecord
 from simfbo.config.fields import (
     Absent,
     Count,
@@ -124,9 +124,9 @@ def steps_table(settings: MethodSettings) -> str:
 
 def _record(
     place: int, name: str, title: str, settings: type[MethodSettings], **more: Any
-) -> Method:
+) -> MethodRecord:
     factory = f"simfbo.algorithms:{name}"
-    return Method(name, title, factory, settings, colour=COLOURS[place], **more)
+    return MethodRecord(name, title, factory, settings, colour=COLOURS[place], **more)
 
 
 _SIMFBO = "Yang, Xiao, Ji, NeurIPS 2023"
@@ -189,7 +189,7 @@ METHODS.add(
             one_exchange=True, adds_up_work=True, private=True,
             when="every client has a lower problem of its own, such as a personal head",
             theory="FedBiOAcc's rate", paper=_FEDBIO, from_abstract=True),
-    Method("fedavg", "FedAvg", "simfbo.algorithms:fedavg", FedAvgSettings, one_exchange=True,
+    MethodRecord("fedavg", "FedAvg", "simfbo.algorithms:fedavg", FedAvgSettings, one_exchange=True,
            adds_up_work=True, baseline=True, colour=GREY,
            paper="McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from simfbo.config.catalogue import METHODS, TASKS, Method, TaskRecord, any_of, settings_model
+from simfbo.config.catalogue import METHODS, TASKS, MethodRecord, TaskRecord, any_of, settings_model
 from simfbo.config.codecs import CodecsConfig
 from simfbo.config.fields import (
     LARGEST,
@@ -259,7 +259,7 @@ def _record(tree: Json, table: str, find: Any, default: str | None) -> Any:
     return record
 
 
-def _with_defaults(tree: Json, task: TaskRecord, method: Method, model: type[Strict]) -> Json:
+def _with_defaults(tree: Json, task: TaskRecord, method: MethodRecord, model: type[Strict]) -> Json:
     """Return the settings with defaults that depend on the task and on the method."""
     algorithm, sampling = tree["algorithm"], tree.get("sampling", {})
     kind = method.sampling or ("everyone" if task.practical else None)

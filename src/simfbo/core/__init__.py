@@ -2,22 +2,26 @@
 
 from simfbo.core import aggregation, codecs, local_work, partition, privacy, sampling
 from simfbo.core.data import FederatedData, federate, from_clients
-from simfbo.core.federation import Algorithm, Client, Federation
+from simfbo.core.federation import Client, Federation, WithMemory
 from simfbo.core.gate import Gate
 from simfbo.core.ledger import Ledger, PerClient
+from simfbo.core.method import Method, Wrapper, client_step
 from simfbo.core.problem import BilevelProblem, Point
 
 __all__ = [
-    "Algorithm",
     "BilevelProblem",
     "Client",
     "FederatedData",
     "Federation",
     "Gate",
     "Ledger",
+    "Method",
     "PerClient",
     "Point",
+    "WithMemory",
+    "Wrapper",
     "aggregation",
+    "client_step",
     "codecs",
     "federate",
     "from_clients",

@@ -1,6 +1,6 @@
 """The federation: one verb, a sum over a cohort. Each use of it is one communication round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, final
 
 import jax
@@ -10,9 +10,8 @@ from simfbo.core.data import ClientData
 from simfbo.core.exchange import Exchange, Refusal
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import LocalPlan
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.problem import PyTree
 from simfbo.core.sampling import Cohort
-from simfbo.errors import UserError
 
 
 class Client(NamedTuple):
@@ -21,15 +20,13 @@ class Client(NamedTuple):
     Attributes:
         data: the client's lower and upper data.
         plan: how many local steps it takes and how they count.
-        eta: its step sizes for x, y and v, as the algorithm gave them to the federation.
         key: its random key for this exchange.
-        memory: what it kept when it last took part (`WithMemory`), or `Algorithm.memory`; None for
-            an algorithm without one.
+        memory: what it kept when it last took part (`WithMemory`), at first
+            `Method.client_memory`; None for a method with stateless clients.
     """
 
     data: ClientData
     plan: LocalPlan
-    eta: Point[PyTree]
     key: jax.Array
     memory: PyTree = None
 
@@ -42,7 +39,7 @@ class WithMemory(NamedTuple):
 
     Attributes:
         message: what is sent to the server.
-        memory: what the client keeps, shaped as `Algorithm.memory` says.
+        memory: what the client keeps, shaped as `Method.client_memory`.
     """
 
     message: PyTree
@@ -60,106 +57,6 @@ def with_message(reply: PyTree, message: PyTree) -> PyTree:
 
 
 ClientStep = Callable[[PyTree, Client], PyTree]
-
-
-class Hosted(NamedTuple):
-    """The rounds of an algorithm that does a part of its work on the host, now and then.
-
-    Its `Algorithm.round` is `prepare`, `round` and, where it is due, `finish`.
-
-    Attributes:
-        ahead: (state) -> how many rounds may follow before `finish` is due; 0: it is due now.
-        prepare: (state, federation, key) -> state, before a round, on the host.
-        round: (state, federation, key) -> state, what can be traced.
-        finish: (state, federation, key) -> state, after a round, on the host.
-    """
-
-    ahead: Callable[[Any], int]
-    prepare: Callable[[Any, "Federation", jax.Array], Any]
-    round: Callable[[Any, "Federation", jax.Array], Any]
-    finish: Callable[[Any, "Federation", jax.Array], Any]
-
-
-class Tracing(NamedTuple):
-    """How an algorithm's rounds are compiled.
-
-    Attributes:
-        whole: the `Algorithm.round` that this is about; where that was replaced, it is void.
-        form: what the algorithm was built with except its step sizes: those of one form share
-            compiled programs. None: it shares them with nobody.
-        numbers: its step sizes.
-        remake: (step sizes) -> the algorithm with these, which may be traced.
-        hosted: the parts of a round, for an algorithm that does some of its work on the host.
-    """
-
-    whole: Callable[..., Any]
-    form: Any = None
-    numbers: PyTree = ()
-    remake: Callable[[PyTree], "Algorithm"] | None = None
-    hosted: Hosted | None = None
-
-
-class Algorithm(NamedTuple):
-    """An algorithm: pure functions of a state and a federation.
-
-    Attributes:
-        name: as people call it.
-        init: (x0, y0) -> state; a state has at least the fields x and y.
-        round: (state, federation, key) -> state, one iteration.
-        client_steps: every client step that `round` hands to the federation.
-        known_violations: laws of `simfbo.checks` that it breaks by construction, each with the
-            reason.
-        residuals: the channels of a client step's sums that vanish at the solution, by its name, as
-            in `{"simfbo_step": "xyv"}`; a run's verdict is drawn from them.
-        settings: what it was built with, by name. A run is resumed only with the same numbers
-            (`simfbo.algorithms.with_settings` fills this and the next in).
-        tracing: how `round` is compiled; by default it is traced as it is.
-        memory: (x0, y0) -> what every client remembers before it first takes part, for methods
-            whose client steps return `WithMemory`; None for those whose clients forget.
-        exact_sums: whether the server must receive what clients sent, once and unchanged, because
-            it keeps account of what they remember: no aggregator, lossy codec, momenta, clipping
-            or sampling with replacement then.
-        own_y: (memory) -> y_i, for methods whose clients have a lower variable of their own there;
-            None where y is the state's. Evaluations on clients use it.
-        judged: (state) -> what evaluations on clients get as x and y; the state's own by default.
-        evidence: (state) -> what the algorithm measured of its own convergence, for the verdict
-            (`simfbo.algorithms.Evidence`); None where it measures nothing.
-    """
-
-    name: str
-    init: Callable[[PyTree, PyTree], Any]
-    round: Callable[[Any, "Federation", jax.Array], Any]
-    client_steps: tuple[ClientStep, ...]
-    known_violations: Mapping[str, str] = {}
-    residuals: Mapping[str, str] = {}
-    settings: Mapping[str, Any] = {}
-    tracing: Tracing | None = None
-    memory: Callable[[PyTree, PyTree], PyTree] | None = None
-    exact_sums: bool = False
-    own_y: Callable[[PyTree], PyTree] | None = None
-    judged: Callable[[Any], Point[PyTree]] | None = None
-    evidence: Callable[[Any], dict[str, float] | None] | None = None
-
-    @property
-    def traced(self) -> Tracing:
-        """Return how `round` is compiled."""
-        if self.tracing is not None and self.tracing.whole is self.round:
-            return self.tracing
-        return Tracing(self.round)
-
-    @property
-    def hosted(self) -> Hosted | None:
-        """Return the parts of `round`, if it does some of its work on the host."""
-        return self.traced.hosted
-
-
-def require_exact_sums(algorithm: Algorithm, what: str) -> None:
-    """Raise if an algorithm needs exact sums, which something makes impossible."""
-    if algorithm.exact_sums:
-        raise UserError(
-            f"{algorithm.name} keeps account of what its clients remember, which {what} would "
-            'falsify: leave that out, or use control="mean".'
-        )
 
 
 class Federation(Protocol):
@@ -201,12 +98,7 @@ class Federation(Protocol):
         ...
 
     def sum(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Sum w_i client_step(payload, client_i) over the cohort, in one communication round.
 
@@ -214,22 +106,16 @@ class Federation(Protocol):
         clients sampled over the number admitted.
 
         Args:
-            client_step: what each client does.
+            client_step: what each client does: a client step of a `Method`, whose numbers are
+                inputs of the compiled program, or a plain function, compiled as it is.
             payload: what each client receives.
             cohort: the clients, and their weights.
             key: of the exchange.
-            eta: the clients' step sizes. They are inputs of the compiled program, so other values
-                do not compile it again.
         """
         ...
 
     def gather(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Stack the cohort's messages along a new first axis, in one communication round.
 
@@ -244,7 +130,7 @@ class Federation(Protocol):
         ...
 
 
-Verb = Callable[[ClientStep, PyTree, Cohort, jax.Array, Point[PyTree]], Any]
+Verb = Callable[[ClientStep, PyTree, Cohort, jax.Array], Any]
 
 
 @final
@@ -290,23 +176,13 @@ class View:
         return self._federation.mean_norm(key)
 
     def sum(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return what the view's sum returns."""
-        return self._sum(client_step, payload, cohort, key, eta)
+        return self._sum(client_step, payload, cohort, key)
 
     def gather(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return what the view's gather returns."""
-        return self._gather(client_step, payload, cohort, key, eta)
+        return self._gather(client_step, payload, cohort, key)

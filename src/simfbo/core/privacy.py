@@ -5,28 +5,26 @@ standard deviation z C times a weight is added: to the sum by the server, or by 
 own message. docs/explanation-privacy.md says what this protects, from whom, and what it costs.
 """
 
-import functools
 import math
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from simfbo.core import trees
 from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.federation import (
-    Algorithm,
     Client,
     ClientStep,
     Federation,
-    Verb,
     View,
     message_of,
-    require_exact_sums,
     with_message,
 )
 from simfbo.core.keys import Purpose, secret_key
+from simfbo.core.method import Method, Wrapper, as_module, is_uncoded, require_unmodified_sums
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError, require
@@ -51,7 +49,65 @@ class Privacy(NamedTuple):
     where: Literal["server", "client"] = "server"
 
 
-def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
+class Protected(eqx.Module):
+    """A client step whose message is clipped, and made noisy where the client adds the noise.
+
+    The bounds are static: they are not among the numbers that a server sends to a node, so it
+    cannot raise them.
+    """
+
+    step: ClientStep = eqx.field(converter=as_module)
+    privacy: Privacy = eqx.field(static=True)
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.step.__name__
+
+    @property
+    def uncoded(self) -> bool:
+        """Return whether messages are sent without codecs."""
+        return is_uncoded(self.step)
+
+    def __call__(self, payload: PyTree, client: Client) -> PyTree:
+        reply = self.step(payload, client)
+        message = clip(jax.tree.map(jnp.asarray, message_of(reply)), self.privacy.clip)
+        if self.privacy.where == "client":
+            message = noisy(message, deviations(self.privacy, 1.0), client.key)
+        return with_message(reply, message)
+
+
+class Private(Wrapper):
+    """A method whose messages are clipped, with noise; see `private`."""
+
+    privacy: Privacy = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        _require_positive(self.privacy)
+        require_unmodified_sums(self.inner, "clipping")
+
+    def round(self, state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
+        """Run a round of the method with protected messages."""
+
+        def private_sum(
+            step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+        ) -> PyTree:
+            total = federation.sum(Protected(step, self.privacy), payload, cohort, key)
+            if self.privacy.where == "client":
+                return total
+            source = secret_key() if federation.secret else key
+            weight = _largest_weight(federation, cohort)
+            return _noisy(total, deviations(self.privacy, weight), source)
+
+        return self.inner.round(state, View(federation, private_sum, _refuse), key)
+
+    @property
+    def client_steps(self) -> dict[str, ClientStep]:
+        """Return the protected client steps."""
+        steps = self.inner.client_steps.items()
+        return {name: Protected(step, self.privacy) for name, step in steps}
+
+
+def private(algorithm: Method, privacy: Privacy) -> Method:
     """Clip the messages of an algorithm and add noise to them.
 
     Clipping is part of the client step, so it happens wherever that runs. Messages must name
@@ -63,7 +119,7 @@ def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         privacy: how to clip, and how much noise to add.
 
     Returns:
-        The private algorithm, under the same name.
+        The private method, under the same name.
 
     Example:
         >>> from simfbo.algorithms import simfbo
@@ -72,16 +128,7 @@ def private(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         >>> private(method, Privacy(clip=Point(x=0.5, y=1.0, v=1.0))).name
         'SimFBO'
     """
-    _require_positive(privacy)
-    require_exact_sums(algorithm, "clipping")
-    steps = {step: _protected(step, privacy) for step in algorithm.client_steps}
-
-    def round(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        view = View(federation, _private_sum(federation, steps, privacy), _refuse)
-        return algorithm.round(state, view, key)
-
-    settings = {**algorithm.settings, "privacy": privacy}
-    return algorithm._replace(round=round, client_steps=tuple(steps.values()), settings=settings)
+    return Private(algorithm, privacy)
 
 
 def epsilon(
@@ -119,9 +166,7 @@ def epsilon(
     return float(accountant.get_epsilon(delta))
 
 
-def spent(
-    algorithm: Algorithm, federation: Federation, exchanges: int, delta: float = 1e-5
-) -> float:
+def spent(algorithm: Method, federation: Federation, exchanges: int, delta: float = 1e-5) -> float:
     """Compute epsilon of a private algorithm on a federation after some exchanges.
 
     Memory of a client depends on when it was sampled, and automatic steps ask one cohort several
@@ -148,8 +193,11 @@ def spent(
         >>> round(spent(method, federation, 500))
         371
     """
-    noise, n = algorithm.settings["privacy"].noise, federation.n
-    if algorithm.memory is not None or algorithm.evidence is not None:
+    privacy, n = privacy_of(algorithm), federation.n
+    if privacy is None:
+        raise UserError("Only a method that `private` returned has an epsilon.")
+    noise = privacy.noise
+    if algorithm.has_memory or algorithm.asks_again:
         return epsilon(exchanges, n, n, noise, delta)
     return epsilon(exchanges, n, len(federation.cohort(jax.random.key(0)).ids), noise, delta)
 
@@ -203,30 +251,17 @@ def noisy(message: PyTree, deviations: Point[float], key: jax.Array) -> PyTree:
     return jax.tree.unflatten(structure, list(map(add, leaves, paths, keys)))
 
 
-def _protected(client_step: ClientStep, privacy: Privacy) -> ClientStep:
-    """Return the client step with its message clipped, and with noise where the client adds it."""
-
-    @functools.wraps(client_step)
-    def protected(payload: PyTree, client: Client) -> PyTree:
-        reply = client_step(payload, client)
-        message = clip(jax.tree.map(jnp.asarray, message_of(reply)), privacy.clip)
-        if privacy.where == "client":
-            message = noisy(message, deviations(privacy, 1.0), client.key)
-        return with_message(reply, message)
-
-    protected.noisy = True  # pyright: ignore[reportAttributeAccessIssue]
-    if privacy.where == "server":
-        protected.limits = privacy.clip  # pyright: ignore[reportAttributeAccessIssue]
-    return protected
-
-
 def clipped_again(client_step: ClientStep, message: PyTree) -> PyTree:
     """Clip a message after decoding, where the server's noise is for messages that are clipped.
 
     A codec may make a message larger. What a client made noisy itself needs no second look.
     """
-    limits: Point[float] | None = getattr(client_step, "limits", None)
-    return message if limits is None else clip(message, limits)
+    step: Any = client_step
+    while step is not None:  # what other steps are wrapped around
+        if isinstance(step, Protected):
+            return message if step.privacy.where == "client" else clip(message, step.privacy.clip)
+        step = getattr(step, "step", None)
+    return message
 
 
 def deviations(privacy: Privacy, weight: float) -> Point[float]:
@@ -234,26 +269,13 @@ def deviations(privacy: Privacy, weight: float) -> Point[float]:
     return Point(*(z * c * weight for z, c in zip(privacy.noise, privacy.clip, strict=True)))
 
 
-def _private_sum(
-    federation: Federation, protected: dict[ClientStep, ClientStep], privacy: Privacy
-) -> Verb:
-    """Return the sum of protected messages, with the server's noise where it adds it."""
-
-    def private_sum(
-        client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Point[PyTree]
-    ) -> PyTree:
-        total = federation.sum(protected[client_step], payload, cohort, key, eta)
-        if privacy.where == "client":
-            return total
-        source = secret_key() if federation.secret else key
-        return _noisy(total, deviations(privacy, _largest_weight(federation, cohort)), source)
-
-    return private_sum
-
-
-def is_private(algorithm: Algorithm) -> bool:
-    """Return whether the messages of an algorithm are clipped and made noisy."""
-    return any(getattr(step, "noisy", False) for step in algorithm.client_steps)
+def privacy_of(algorithm: Method) -> Privacy | None:
+    """Return how the messages of a method are clipped and made noisy; None if they are not."""
+    while isinstance(algorithm, Wrapper):
+        if isinstance(algorithm, Private):
+            return algorithm.privacy
+        algorithm = algorithm.inner
+    return None
 
 
 def _refuse(*_: object) -> PyTree:

@@ -22,7 +22,7 @@ from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, Stacks
+from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, Stacks, send
 from simfbo.engines._messages import slice_for, zeros_for
 
 AXIS = "clients"
@@ -222,6 +222,7 @@ class _Cohort:
 
     def __init__(self, sender: Sender, inputs: Inputs, layout: Layout, axis: str | None) -> None:
         self._sender, self._in, self._layout = sender, inputs, layout
+        self._step = sender.step(inputs)
         self._size = len(inputs.places)
         self._first = 0  # the place of the first client whose data is here
         count = layout.chunks * layout.chunk
@@ -254,8 +255,8 @@ class _Cohort:
         self, j: Any, payload: PyTree, data: ClientData, plan: LocalPlan, memory: PyTree, at: Place
     ) -> Sent:
         """Return what arrives from the client at a position."""
-        client = Client(data, plan, self._in.eta, client_key(*at), memory)
-        return self._sender.send(payload, client, at, self._in.is_weighed(j))
+        given, client = self._in, Client(data, plan, client_key(*at), memory)
+        return send(self._sender.codecs, self._step, payload, client, at, given.is_weighed(j))
 
     def chunk(self, c: Any) -> tuple[Any, PyTree]:
         """Return the positions of a chunk of clients, and what they send; see `_sent`."""

@@ -11,7 +11,7 @@ from simfbo.core.federation import Client, ClientStep
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
 from simfbo.core.privacy import clipped_again
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.problem import PyTree
 from simfbo.engines._messages import answer
 
 Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
         repeats: which of a client's draws it is.
         weights: of the messages.
         plan: local work; without a leading axis where all clients have the same.
-        eta: the clients' step sizes.
+        numbers: of the client step.
         present: who replies; None where everybody does, and only what is not finite is refused.
             Then it is enough to know whether there is any such message.
         look: whether squared norms and probes are wanted, where `present` is None; None for never.
@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
     repeats: Rows
     weights: Rows
     plan: LocalPlan
-    eta: Point[PyTree]
+    numbers: tuple[Any, ...]
     present: Rows | None
     look: Any
     limit: Any
@@ -103,38 +103,52 @@ class Sent(NamedTuple):
     memory: PyTree
 
 
-class Sender(NamedTuple):
-    """A client step, and how its messages travel; it is a part of the compiled program.
-
-    Attributes:
-        client_step: what each client does.
-        codecs: how messages are coded; None for not at all.
-    """
-
-    client_step: ClientStep
-    codecs: Codecs | None = None
-
-    def send(self, payload: PyTree, client: Client, place: "Place", weigh: Any = True) -> Sent:
-        """Run the client's step and return what arrives of its message.
-
-        Args:
-            payload: what the client receives.
-            client: who it is.
-            place: what its code is drawn from.
-            weigh: whether the bytes are wanted; otherwise they are zero.
-        """
-        message, memory = answer(self.client_step, payload, client)
-        if self.codecs is None:
-            return Sent(message, None, memory)
-        key = client_key(up_key(place.key), place.client, place.repeat)
-        coded = code_message(self.codecs, message, key)
-        octets = jax.lax.cond(weigh, coded.weigh, lambda: jnp.zeros(()))
-        return Sent(clipped_again(self.client_step, coded.tree), octets, memory)
-
-
 class Place(NamedTuple):
     """Whose message it is, and in which exchange."""
 
     key: jax.Array
     client: Any
     repeat: Any
+
+
+class Sender(NamedTuple):
+    """A client step and how its messages travel; it is a part of the compiled program.
+
+    Attributes:
+        structure: of the client step.
+        codecs: how messages are coded; None for not at all.
+    """
+
+    structure: Any
+    codecs: Codecs | None
+
+    def step(self, inputs: Inputs) -> ClientStep:
+        """Return the client step with its numbers."""
+        return jax.tree.unflatten(self.structure, inputs.numbers)
+
+
+def send(
+    codecs: Codecs | None,
+    step: ClientStep,
+    payload: PyTree,
+    client: Client,
+    place: Place,
+    weigh: Any = True,
+) -> Sent:
+    """Run a client step and return what arrives of its message.
+
+    Args:
+        codecs: how messages are coded; None for not at all.
+        step: what the client does.
+        payload: what the client receives.
+        client: who it is.
+        place: what its code is drawn from.
+        weigh: whether the bytes are wanted; otherwise they are zero.
+    """
+    message, memory = answer(step, payload, client)
+    if codecs is None:
+        return Sent(message, None, memory)
+    key = client_key(up_key(place.key), place.client, place.repeat)
+    coded = code_message(codecs, message, key)
+    octets = jax.lax.cond(weigh, coded.weigh, lambda: jnp.zeros(()))
+    return Sent(clipped_again(step, coded.tree), octets, memory)

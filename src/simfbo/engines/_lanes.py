@@ -21,7 +21,7 @@ from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
-from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent
+from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, send
 from simfbo.engines._messages import slice_for, zeros_for
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
@@ -91,14 +91,15 @@ def _gated_sum(
     size = len(inputs.ids)
     keys = jax.vmap(client_key, (None, 0, 0))(inputs.key, inputs.ids, inputs.repeats)
     assert isinstance(inputs.data, ClientData)
-    view = inputs.data
+    view, step = inputs.data, sender.step(inputs)
 
     def sent_by(j: jax.Array | int) -> Sent:
         data = view._replace(client=inputs.places[j])
         own = jax.tree.map(lambda a: jnp.asarray(a)[j], inputs.memory)
-        client = Client(data, inputs.plan[j], inputs.eta, keys[j], own)
+        client = Client(data, inputs.plan[j], keys[j], own)
         place = Place(inputs.key, jnp.asarray(inputs.ids)[j], jnp.asarray(inputs.repeats)[j])
-        return sender.send(slice_for(inputs.payload, j), client, place, inputs.is_weighed(j))
+        payload, weigh = slice_for(inputs.payload, j), inputs.is_weighed(j)
+        return send(sender.codecs, step, payload, client, place, weigh)
 
     def add(k: jax.Array, carry: PyTree) -> PyTree:
         total, squares, passed, probes, octets, memory = carry

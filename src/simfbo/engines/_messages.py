@@ -31,9 +31,9 @@ def _as_memory(client_step: ClientStep, found: PyTree, client: Client) -> PyTree
     if client.memory is None:
         raise UserError(
             f"'{step}' returns a memory, but its clients have none: declare it as "
-            "Algorithm(memory=...), and start with `run` or `federation.remember`."
+            "Method.client_memory, and start with `run` or `federation.remember`."
         )
-    raise UserError(f"'{step}' returns a memory of another shape than Algorithm.memory declares.")
+    raise UserError(f"'{step}' returns a memory of another shape than Method.client_memory.")
 
 
 def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:

@@ -19,7 +19,8 @@ from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.gate import occurrences
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import LocalDraw
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.method import Method, Parts, as_module
+from simfbo.core.problem import PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines import _batches
 from simfbo.engines._cohort import Found, Inputs, Sender
@@ -28,6 +29,11 @@ from simfbo.engines._server import Fixed, Server
 from simfbo.engines.base import Call
 
 Round = Callable[[PyTree, Federation, jax.Array], PyTree]
+
+
+def traced_round(method: Method) -> Round:
+    """Return the part of a method's round that can be traced."""
+    return method.round if method.hosted is None else method.hosted.round
 
 
 class NeedsHost(Exception):
@@ -126,22 +132,31 @@ class Listener(_Common):
             return self._dummy
         return self.fixed.rho
 
-    def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
-            eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+    def sum(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
         """Return zeros of the sum's shape."""
-        return self._zeros(client_step, payload, cohort, key, eta, False)
+        return self._zeros(client_step, payload, cohort, key, False)
 
-    def gather(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
-               eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+    def gather(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
         """Return zeros of the stack's shape."""
-        return self._zeros(client_step, payload, cohort, key, eta, True)
+        return self._zeros(client_step, payload, cohort, key, True)
 
-    def _zeros(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
-               eta: Point[PyTree], single: bool) -> PyTree:  # fmt: skip
+    def _zeros(
+        self,
+        client_step: ClientStep,
+        payload: PyTree,
+        cohort: Cohort,
+        key: jax.Array,
+        single: bool,
+    ) -> PyTree:
         self._draw(key, Event("exchange", self.index(cohort)))
         server, engine, size = self.server, self.engine, len(self.server.example.ids)
         plan = server.plan(LocalDraw(np.ones(size, np.int32), np.zeros(size, np.int32)))
-        call = Call(client_step, payload, server.example, plan, as_sizes(eta), key, single)
+        step = as_module(client_step)
+        call = Call(step, Parts.of(step), payload, server.example, plan, key, single)
         like, layout = engine.like(call), engine.layout(call, server.cohort is not None)
         if layout is None:
             raise NeedsHost
@@ -158,26 +173,24 @@ class Listener(_Common):
         )
 
 
-def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state: PyTree,
-           numbers: PyTree, length: int) -> Script:  # fmt: skip
+def listen(method: Parts, server: Server, fixed: Fixed, state: PyTree, length: int) -> Script:
     """Follow one round and return its script.
 
     Args:
-        round: (step sizes) -> the algorithm's round.
+        method: whose round, in parts.
         server: what the server draws.
         fixed: what of it is the same in every round.
-        state: of the algorithm, for its shapes.
-        numbers: its step sizes, for their shapes.
+        state: of the method, for its shapes.
         length: of how many rounds keys are wanted at a time.
     """
     heard: list[Listener] = []
 
-    def keys(state: PyTree, numbers: PyTree, fixed: Fixed, dummy: jax.Array, key: jax.Array) -> Any:
+    def keys(state: PyTree, numbers: Any, fixed: Fixed, dummy: jax.Array, key: jax.Array) -> Any:
         heard.append(Listener(server, fixed, dummy))
-        round(numbers)(state, heard[-1], key)
+        traced_round(method._replace(numbers=numbers).joined())(state, heard[-1], key)
         return [jax.random.key_data(one) for one in heard[-1].keys]
 
-    others = state, numbers, fixed, np.zeros((), jnp.result_type(float))
+    others = state, method.numbers, fixed, np.zeros((), jnp.result_type(float))
     root = jax.random.key(0)
     closed = jax.make_jaxpr(keys)(*others, root)
     listener = heard[-1]
@@ -187,7 +200,7 @@ def listen(round: Callable[[PyTree], Round], server: Server, fixed: Fixed, state
         raise NeedsHost
 
     def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
-        unused = [jnp.zeros_like(leaf) for leaf in jax.tree.leaves(others)]
+        unused = [jnp.zeros_like(value.aval) for value in closed.jaxpr.invars[:-1]]
 
         def of_round(t: jax.Array) -> list[jax.Array]:
             return jaxpr_as_fun(closed)(*unused, jax.random.fold_in(root, t))
@@ -258,10 +271,11 @@ class Traced(_Common):
             return None
         return self._next() if self.server.work is None else self.fixed.rho
 
-    def sum(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
-            eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+    def sum(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        found, factor, stacked = self._exchange(client_step, payload, cohort, key, eta)
+        found, factor, stacked = self._exchange(client_step, payload, cohort, key)
         if stacked:
             weights: Any = jnp.asarray(cohort.weights, float)
             if found.passed is not None:
@@ -269,10 +283,11 @@ class Traced(_Common):
             return aggregation.combine(self.engine.aggregators, found.total, weights)
         return _scaled(factor, found.total)
 
-    def gather(self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array,
-               eta: Point[PyTree] = Point()) -> PyTree:  # fmt: skip
+    def gather(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
         """Return the cohort's messages, stacked; see `Federation`."""
-        found, factor, _ = self._exchange(client_step, payload, cohort, key, eta)
+        found, factor, _ = self._exchange(client_step, payload, cohort, key)
         return _scaled(factor, found.total)
 
     def _exchange(
@@ -281,7 +296,6 @@ class Traced(_Common):
         payload: PyTree,
         cohort: Cohort,
         key: jax.Array,
-        eta: Point[PyTree],
     ) -> tuple[Found, Any, bool]:
         """Compute one exchange; return what was found, the factor, and whether it is stacked."""
         e = len(self.notes)
@@ -293,6 +307,7 @@ class Traced(_Common):
         if one.codecs is not None:
             base = start_of(one.codecs, payload, fixed.start)
             payload, weigh = code_payload(one.codecs, payload, base, down_key(key))
+        parts = Parts.of(as_module(client_step))
         inputs = Inputs(
             payload=payload,
             data=self._data[e],
@@ -301,7 +316,7 @@ class Traced(_Common):
             repeats=_repeats(places),
             weights=jnp.asarray(cohort.weights),
             plan=fixed.rules.plan(self._work(places) if work is None else work),
-            eta=as_sizes(eta),
+            numbers=parts.numbers,
             present=present,
             look=None if self._looks is None else self._looks[e],
             limit=fixed.limit,
@@ -310,7 +325,7 @@ class Traced(_Common):
             key=key,
             memory=memory.rows_of(self.client_memory, places),
         )
-        sender = Sender(client_step, one.codecs)
+        sender = Sender(parts.structure, one.codecs)
         found = _batches.compute(sender, one.like, one.stacked, one.layout, inputs)
         down = None if weigh is None else weigh()
         self.notes.append(Noted(*found[1:4], found.octets, down))
@@ -339,11 +354,6 @@ class Traced(_Common):
 def _scaled(factor: Any, tree: PyTree) -> PyTree:
     """Return a tree times a factor, of which None stands for one."""
     return tree if factor is None else trees.scale(factor, tree)
-
-
-def as_sizes(eta: Point[PyTree]) -> Point[PyTree]:
-    """Return step sizes as numbers of the usual precision."""
-    return jax.tree.map(lambda size: jnp.asarray(size, float), eta)
 
 
 def _repeats(ids: Any) -> Any:

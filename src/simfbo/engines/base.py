@@ -13,11 +13,12 @@ from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import EVALUATION, Exchange, Refusal, Request
-from simfbo.core.federation import Algorithm, Client, ClientStep, require_exact_sums
+from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import Decode, Gate
 from simfbo.core.keys import secret_key
 from simfbo.core.ledger import Ledger, Octets
 from simfbo.core.local_work import LocalPlan, LocalWork, constant
+from simfbo.core.method import Method, Parts, as_module, is_uncoded, require_unmodified_sums
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
 from simfbo.core.watch import Memory, Suspicion
@@ -33,10 +34,10 @@ class Call(NamedTuple):
 
     Attributes:
         client_step: what each client does.
+        parts: its structure, and its numbers.
         payload: what each client receives, after decoding.
         cohort: who is asked.
         plan: local work, by position in the cohort.
-        eta: the clients' step sizes.
         key: of the exchange.
         single: whether the algorithm wants messages one by one rather than their weighted sum.
         codecs: how messages are coded; None for not at all.
@@ -44,10 +45,10 @@ class Call(NamedTuple):
     """
 
     client_step: ClientStep
+    parts: Parts
     payload: PyTree
     cohort: Cohort
     plan: LocalPlan
-    eta: Point[PyTree]
     key: jax.Array
     single: bool
     codecs: Codecs | None = None
@@ -121,7 +122,7 @@ class Engine(ABC):
         self.observed: Memory = {}
         self.client_memory: PyTree = None
         self.memory_like: PyTree = None
-        self._distinct: Algorithm | None = None  # which needs clients to be sampled once
+        self._distinct: Method | None = None  # which needs clients to be sampled once
         self.secret = False
         self._formed: tuple[FederatedData, PyTree] | None = None
 
@@ -135,17 +136,16 @@ class Engine(ABC):
         """Return the clients' weights p_i."""
         return self.data.p
 
-    def remember(self, algorithm: Algorithm, x0: PyTree, y0: PyTree) -> None:
-        """Let the clients remember what they do before they first take part in an algorithm."""
+    def remember(self, method: Method, x0: PyTree, y0: PyTree) -> None:
+        """Give the clients the memory that they have before they first take part in a method."""
         if any(rule is not None and rule.combine is not None for rule in self.aggregators):
-            require_exact_sums(algorithm, "an aggregator")
+            require_unmodified_sums(method, "an aggregator")
         up = () if self.codecs is None else self.codecs.up
         if any(codec is not None and codec.name != "float32" for codec in up):
-            require_exact_sums(algorithm, "a codec that loses digits")
-        self._distinct = algorithm if algorithm.exact_sums else None
-        initial = None
-        if algorithm.memory is not None:
-            initial = trees.on_device(algorithm.memory(x0, y0))
+            require_unmodified_sums(method, "a codec that loses digits")
+        self._distinct = method if method.needs_unmodified_sums else None
+        initial = method.client_memory(x0, y0)
+        initial = None if initial is None else trees.on_device(initial)
         self.memory_like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), initial)
         here = self.holds_memory and initial is not None
         self.client_memory = memory.fresh(initial, self.n) if here else None
@@ -180,7 +180,7 @@ class Engine(ABC):
         if weights.shape != ids.shape:
             raise UserError("The sampler must return one weight per client.")
         if self._distinct is not None and len(np.unique(ids)) < len(ids):
-            require_exact_sums(self._distinct, "a client that is sampled twice")
+            require_unmodified_sums(self._distinct, "a client that is sampled twice")
         order = np.argsort(ids, kind="stable")
         return Cohort(ids[order].astype(np.int32), weights[order])
 
@@ -195,15 +195,10 @@ class Engine(ABC):
         return np.zeros(len(ids), bool) if self.absence is None else self.absence(key, ids)
 
     def sum(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        call = self._call(client_step, payload, cohort, key, eta, single=False)
+        call = self._call(client_step, payload, cohort, key, single=False)
         found, exchange = self._exchange(call)
         if self.stacks(call, exchange.request.like):
             # Zeros in place of the missing: another shape would have to be compiled.
@@ -212,15 +207,10 @@ class Engine(ABC):
         return found if exchange.factor == 1 else _scaled(exchange.factor, found)
 
     def gather(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree] = Point(),
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return the cohort's messages, stacked; see `Federation`."""
-        call = self._call(client_step, payload, cohort, key, eta, single=True)
+        call = self._call(client_step, payload, cohort, key, single=True)
         found, exchange = self._exchange(call)
         return found if exchange.factor == 1 else _scaled(exchange.factor, found)
 
@@ -230,19 +220,17 @@ class Engine(ABC):
         payload: PyTree,
         cohort: Cohort,
         key: jax.Array,
-        eta: Point[PyTree],
         single: bool,
     ) -> Call:
-        plan = self.local_work(key, self.data.n, cohort.ids)
-        sizes = jax.tree.map(lambda size: np.asarray(size, float), eta)
-        codecs, sent = self.codecs_of(client_step), None
+        plan, step = self.local_work(key, self.data.n, cohort.ids), as_module(client_step)
+        codecs, sent = self.codecs_of(step), None
         if codecs is not None:
             payload, sent = self.deliver(codecs, payload, key)
-        return Call(client_step, payload, cohort, plan, sizes, key, single, codecs, sent)
+        return Call(step, Parts.of(step), payload, cohort, plan, key, single, codecs, sent)
 
     def codecs_of(self, client_step: ClientStep) -> Codecs | None:
         """Return how the messages of a client step are coded; some measure, and are not."""
-        return None if getattr(client_step, "uncoded", False) else self.codecs
+        return None if is_uncoded(client_step) else self.codecs
 
     def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
         """Return what clients receive of a payload: by default in JAX, without any bytes."""
@@ -331,19 +319,19 @@ class Engine(ABC):
         """Return what is known of a client step before it runs."""
 
         def build() -> Trace:
-            def step(payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-                return answer(call.client_step, slice_for(payload, 0), client)
+            def run(step: ClientStep, payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+                return answer(step, slice_for(payload, 0), client)
 
-            one, like = self.data.client(0), self.memory_like
-            client = Client(one, call.plan[0], call.eta, call.key, like)
-            jaxpr, (like, _) = jax.make_jaxpr(step, return_shape=True)(call.payload, client)
+            client = Client(self.data.client(0), call.plan[0], call.key, self.memory_like)
+            given = call.parts.joined(), call.payload, client
+            jaxpr, (like, _) = jax.make_jaxpr(run, return_shape=True)(*given)
             return Trace(like, cost_of(jaxpr.jaxpr))
 
         if self._formed is None or self._formed[0] is not self.data:
             self._formed = self.data, form(self.data.client(None))
-        rest = form((call.payload, call.plan, call.eta, self.memory_like))
+        rest = form((call.payload, call.plan, self.memory_like))
         key = jnp.result_type(float), self._formed[1], rest
-        return TRACES.get(call.client_step, key, build)
+        return TRACES.get(call.client_step.__name__, (call.parts.structure, *key), build)
 
     def decoder(self, call: Call, like: PyTree) -> Decode | None:
         """Return what decodes the replies of a call; None where they are not coded."""

@@ -1,4 +1,4 @@
-"""Many rounds in one compiled call: `algorithm.round`, traced as it stands.
+"""Many rounds in one compiled call: `method.round`, traced as it stands.
 
 The verb is traced too (`_Traced`). What the server draws (cohorts, local work, drop-outs) is drawn
 on the host before the call, from the same keys as one round at a time: a first trace of a round
@@ -23,15 +23,16 @@ from jax.extend.core import jaxpr_as_fun
 from simfbo.core import trees, watch
 from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs
 from simfbo.core.exchange import Request
-from simfbo.core.federation import Algorithm, Tracing, View
+from simfbo.core.federation import View
 from simfbo.core.ledger import Octets
-from simfbo.core.problem import PyTree, point_of
+from simfbo.core.method import Method, Parts
+from simfbo.core.problem import Point, PyTree, point_of
 from simfbo.engines._cohort import Found
 from simfbo.engines._messages import form
 from simfbo.engines._notes import Notes, flat
 from simfbo.engines._script import Script, as_inputs
 from simfbo.engines._server import Row, Server
-from simfbo.engines._traced import Noted, Round, Traced, listen
+from simfbo.engines._traced import Noted, Traced, listen, traced_round
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of
 
@@ -46,9 +47,9 @@ class _Given(NamedTuple):
     """The inputs of a block.
 
     Attributes:
-        state: of the algorithm.
+        state: of the method.
         memory: what the clients remember.
-        numbers: its step sizes.
+        numbers: of the method.
         data: the clients' data, by exchange.
         fixed: what the server draws alike in every round.
         drawn: what it draws anew, by round.
@@ -62,7 +63,7 @@ class _Given(NamedTuple):
 
     state: PyTree
     memory: PyTree
-    numbers: PyTree
+    numbers: tuple[Any, ...]
     data: PyTree
     fixed: PyTree
     drawn: PyTree
@@ -104,13 +105,13 @@ class Outcome(NamedTuple):
 
 
 class Blocks:
-    """Runs blocks of rounds of one algorithm on one engine."""
+    """Runs blocks of rounds of one method on one engine."""
 
     def __init__(
-        self, engine: SimulatedFederation, numbers: PyTree, server: Server, compiled: _Compiled
+        self, engine: SimulatedFederation, method: Parts, server: Server, compiled: _Compiled
     ) -> None:
-        """Take the engine, the algorithm's step sizes, and what was compiled for both."""
-        self._engine, self._numbers, self._server = engine, numbers, server
+        """Take the engine, the method, and what was compiled for both."""
+        self._engine, self._method, self._server = engine, method, server
         self._script, self.length, self._program, self._notes = compiled
         self._fixed = server.fixed
         self._data = [engine.data_for(one.layout) for one in self._script.exchanges]
@@ -123,7 +124,7 @@ class Blocks:
         What the clients remember after them is in the engine.
 
         Args:
-            state: the algorithm's state.
+            state: the method's state.
             root: the key that those of rounds are folded from.
             first: the number of the first round.
             count: how many.
@@ -139,7 +140,7 @@ class Blocks:
         engine = self._engine
         number = engine.ledger.total.rounds + 1
         given = _Given(
-            state, engine.client_memory, self._numbers, self._data, self._fixed,
+            state, engine.client_memory, self._method.numbers, self._data, self._fixed,
             as_inputs(self._server, rounds, self.length), root, np.int32(number), np.int32(first),
             self._looks(number) if engine.detect_anomalies else None,
             np.asarray(limits, jnp.result_type(float)), np.int32(every),
@@ -217,16 +218,14 @@ def _octets(codecs: Codecs | None, note: Noted, absent: np.ndarray) -> Octets | 
     return Octets(down, up, 0.0 if codecs.exact_size else down + up)
 
 
-def prepare(
-    algorithm: Algorithm, federation: Any, state: PyTree, measure: Measure
-) -> Blocks | None:
+def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) -> Blocks | None:
     """Return what runs blocks of rounds; None where rounds need the host.
 
     Args:
-        algorithm: whose rounds.
+        method: whose rounds.
         federation: on which they run.
-        state: of the algorithm, for its shapes.
-        measure: what to take of the residuals (`Algorithm.residuals`) in some rounds.
+        state: of the method, for its shapes.
+        measure: what to take of the residuals (`Method.residuals`) in some rounds.
     """
     if not isinstance(federation, SimulatedFederation) or federation.secret:
         return None
@@ -234,64 +233,37 @@ def prepare(
         return None
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
         return None  # a number of Python's, which may be anything
-    server, traced = Server.of(federation), algorithm.traced
+    server, parts = Server.of(federation), Parts.of(method)
     if server is None:
         return None
-    if traced.form is not None:
-        found = _prepared(algorithm, traced, server, state, measure)
-        if found is not None:
-            return found
-    # With its step sizes as constants: an algorithm may compare them with something.
-    return _prepared(
-        algorithm, Tracing(algorithm.round, hosted=traced.hosted), server, state, measure
-    )
-
-
-def _prepared(
-    algorithm: Algorithm, tracing: Tracing, server: Server, state: PyTree, measure: Measure
-) -> Blocks | None:
-    """Return what runs blocks of rounds, compiled unless it was before; None if that fails."""
     engine = server.engine
-    channels = tuple(sorted(algorithm.residuals.items()))
-    given = state, engine.client_memory, tracing.numbers, server.fixed, engine.data.client(None)
-    shape = form(given)
-    key = tracing.form, channels, server.form, shape, jnp.result_type(float), measure
-    build = partial(_build, algorithm, tracing, server, state, measure)
-    if tracing.form is None:
-        kept = engine.programs.setdefault(algorithm.round, {})
-        compiled = kept[key] = kept[key] if key in kept else build()
-    else:
-        compiled = PROGRAMS.get(algorithm.client_steps[-1], key, build)
-    return None if compiled is None else Blocks(engine, tracing.numbers, server, compiled)
+    shape = form((state, engine.client_memory, server.fixed, engine.data.client(None)))
+    key = parts.structure, server.form, shape, jnp.result_type(float), measure
+    build = partial(_build, parts, server, state, measure)
+    compiled = PROGRAMS.get(type(method).__name__, key, build)
+    return None if compiled is None else Blocks(engine, parts, server, compiled)
 
 
-def _build(
-    algorithm: Algorithm, tracing: Tracing, server: Server, state: PyTree, measure: Measure
-) -> _Compiled | None:
-    """Compile blocks of an algorithm; None where a round cannot be traced."""
+def _build(method: Parts, server: Server, state: PyTree, measure: Measure) -> _Compiled | None:
+    """Compile blocks of a method; None where a round cannot be traced."""
     engine, fixed = server.engine, server.fixed
-
-    def round(numbers: PyTree) -> Round:
-        made = algorithm if tracing.remake is None else tracing.remake(numbers)
-        return made.round if tracing.hosted is None else tracing.hosted.round
-
     try:
-        script = listen(round, server, fixed, state, tracing.numbers, LONGEST)
+        script = listen(method, server, fixed, state, LONGEST)
     except Exception:  # whatever is wrong is said where the round runs by itself
         return None
     notes = sum(one.size * (2 + len(jax.tree.leaves(one.like))) for one in script.exchanges)
     length = max(1, min(LONGEST, _NOTES // max(1, notes)))
-    count = len(_variables(state))
+    count = sum(z is not None for z in method.joined().point(state))
     rounds = script.draw(server, jax.random.key(0), 1, 1)
     given = _Given(
-        state, engine.client_memory, tracing.numbers,
+        state, engine.client_memory, method.numbers,
         [engine.data_for(part.layout) for part in script.exchanges], fixed,
         as_inputs(server, rounds, length), jax.random.key(0), np.int32(1), np.int32(1),
         np.zeros((length, len(script.exchanges)), bool) if engine.detect_anomalies else None,
         np.zeros(count, jnp.result_type(float)), np.int32(1),
     )  # fmt: skip
     shapes: list[PyTree] = []
-    job = partial(_block, round, script, server, algorithm.residuals, measure, length, shapes)
+    job = partial(_block, method, script, server, measure, length, shapes)
     try:
         lowered = jax.jit(job).lower(given, np.int32(1))
     except Exception:
@@ -300,10 +272,9 @@ def _build(
 
 
 def _block(
-    round: Callable[[PyTree], Round],
+    parts: Parts,
     script: Script,
     server: Server,
-    channels: Any,
     measure: Measure,
     length: int,
     shapes: list[PyTree],
@@ -316,7 +287,8 @@ def _block(
         The state and what the clients remember, how many rounds were as usual, the norms after the
         last, and a row of notes for every round. `shapes` receives what is in a row.
     """
-    step = round(given.numbers)
+    method = parts._replace(numbers=given.numbers).joined()
+    step = traced_round(method)
 
     def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
         t = given.first + k
@@ -325,9 +297,9 @@ def _block(
         state, memory = at
         looks = None if given.looks is None else given.looks[k]
         federation = Traced(server, given.fixed, script, given.data, row, number, looks, memory)
-        view, sums = _listened(federation, channels)
+        view, sums = _listened(federation, method.residuals)
         after = step(state, view, jax.random.fold_in(given.root, t))
-        norms = norms_of(after)
+        norms = norms_of(method.point(after))
         limit = given.limits * jnp.square(t.astype(norms.dtype))
         usual = federation.usual & jnp.all(norms <= limit)
         due = (t % given.every == 0) | (t == 1)
@@ -374,11 +346,7 @@ def _when(due: jax.Array, measure: Measure, sums: dict[str, PyTree]) -> PyTree:
     return jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
 
 
-def norms_of(state: PyTree) -> jax.Array:
-    """Return the norms of a state's variables."""
-    return jnp.stack([jnp.sqrt(trees.squared_norm(z)).astype(float) for z in _variables(state)])
-
-
-def _variables(state: PyTree) -> list[PyTree]:
-    """Return x, y and v of a state, as far as it has them."""
-    return [getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)]
+def norms_of(point: Point[PyTree]) -> jax.Array:
+    """Return the norms of the variables that a method has."""
+    variables = [z for z in point if z is not None]
+    return jnp.stack([jnp.sqrt(trees.squared_norm(z)).astype(float) for z in variables])

@@ -1,47 +1,54 @@
 """Compiled programs: shared by all federations of a process, and kept on disk between processes."""
 
 import os
-from collections.abc import Callable, Hashable, MutableMapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
-
-from simfbo.core.federation import ClientStep
 
 Program = Any  # compiled, or whatever else is kept with it
 
 
 class ProgramCache:
-    """Programs by client step and by everything else they depend on.
+    """The programs used last, by the structure of what they run and by all else they depend on.
 
-    When a client step is garbage-collected, so are its programs.
+    The structure of a method or client step is all of it but its numbers, which are inputs.
 
     Attributes:
-        compiled: names of the client steps compiled so far, one entry per compilation.
+        compiled: names of what was compiled so far, one entry per compilation.
     """
 
-    def __init__(self) -> None:
-        """Begin empty."""
+    def __init__(self, most: int) -> None:
+        """Begin empty; hold at most so many programs."""
         self.compiled: list[str] = []
-        self._programs: MutableMapping[ClientStep, dict[Hashable, Program]] = WeakKeyDictionary()
+        self._most, self._programs = most, OrderedDict[Hashable, Program]()
 
-    def get(self, client_step: ClientStep, form: Hashable, build: Callable[[], Program]) -> Program:
-        """Return the program for a client step and inputs of some form, built if need be."""
-        programs = self._programs.setdefault(client_step, {})
-        if form not in programs:
-            programs[form] = build()
-            self.compiled.append(client_step.__name__)
-        return programs[form]
+    def get(self, name: str, key: Hashable, build: Callable[[], Program]) -> Program:
+        """Return a program, built if need be.
+
+        Args:
+            name: of the method or client step.
+            key: its structure, and all else that the program depends on.
+            build: () -> the program.
+        """
+        if key in self._programs:
+            self._programs.move_to_end(key)
+        else:
+            self._programs[key] = build()
+            self.compiled.append(name)
+            if len(self._programs) > self._most:
+                self._programs.popitem(last=False)
+        return self._programs[key]
 
     def clear(self) -> None:
         """Forget all programs."""
         self._programs.clear()
 
 
-PROGRAMS = ProgramCache()
-TRACES = ProgramCache()  # what is known of client steps before they run
+PROGRAMS = ProgramCache(256)
+TRACES = ProgramCache(1024)  # what is known of client steps before they run
 
 
 def keep_compilations() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 
 from simfbo.core.codecs.messages import Codecs, code_message, code_payload
 from simfbo.core.exchange import Exchange
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger, is_per_client
+from simfbo.core.method import Method
 from simfbo.core.problem import PyTree
 from simfbo.engines._coding import Sent
 from simfbo.engines._messages import zeros_for
@@ -44,7 +44,7 @@ def _normal(tree: PyTree, key: jax.Array) -> PyTree:
 
 
 def cost(
-    algorithm: Algorithm, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
+    algorithm: Method, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
 ) -> Ledger:
     """Count what iterations of an algorithm send, without any client computing anything.
 

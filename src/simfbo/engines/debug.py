@@ -46,7 +46,7 @@ class DebugFederation(Engine):
             i = int(ids[j])
             own = client_key(key, i, int(repeats[j]))
             kept = jax.tree.map(lambda a, i=i: a[i], self.client_memory)
-            client = Client(self.data.client(i), call.plan[j], call.eta, own, kept)
+            client = Client(self.data.client(i), call.plan[j], own, kept)
             payload = slice_for(call.payload, j)
             messages[j], after[j] = _answer(call.client_step, payload, client)
         # From a real message: a loss may hold what only runs, and cannot be traced.

@@ -93,7 +93,6 @@ class SimulatedFederation(Engine):
         self.strategy, self.chunk = strategy, chunk
         mesh = _mesh(devices)
         self.mesh = None if strategy == "lanes" else mesh
-        self.programs: dict[Any, dict[Any, Any]] = {}  # of algorithms that share with nobody
         self._stacks: dict[int, Stacks | None] = {}
         self._stacked_data: FederatedData | None = None
 
@@ -172,7 +171,7 @@ class SimulatedFederation(Engine):
             repeats=occurrences(clients),
             weights=np.asarray(call.cohort.weights),
             plan=call.plan,
-            eta=call.eta,
+            numbers=call.parts.numbers,
             present=~absent,
             look=None,
             limit=number_of(limit_of(rules)),
@@ -181,21 +180,20 @@ class SimulatedFederation(Engine):
             key=call.key,
             memory=_rows_of(self.client_memory, clients),
         )
-        sender = Sender(call.client_step, call.codecs)
+        sender = Sender(call.parts.structure, call.codecs)
         rest = form(
             (
                 inputs.payload,
                 inputs.data,
                 inputs.weights,
                 inputs.plan,
-                inputs.eta,
                 inputs.memory,
                 call.key,
             )
         )
         shape = (
-            layout, stacked, inputs.limit is None, inputs.window is None, jnp.result_type(float),
-            rest, call.codecs,
+            sender, layout, stacked, inputs.limit is None, inputs.window is None,
+            jnp.result_type(float), rest,
         )  # fmt: skip
 
         def build() -> Any:
@@ -205,7 +203,7 @@ class SimulatedFederation(Engine):
             job = partial(_batches.compute, sender, like, stacked, layout)
             return jax.jit(job).lower(inputs).compile()
 
-        program = PROGRAMS.get(call.client_step, shape, build)
+        program = PROGRAMS.get(call.client_step.__name__, shape, build)
         if layout is None:
             return _lanes.compute(program, inputs, call.plan.tau, ~absent)
         return program(inputs)

@@ -17,10 +17,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
+from simfbo.algorithms._plan import FromPlan
 from simfbo.core.data import roomy
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant
+from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines.simulated import SimulatedFederation
@@ -190,14 +191,12 @@ class FederatedEstimator(BaseEstimator):
         federation.ledger = ledger
         return federation
 
-    def _method(self, setting: Setting) -> Algorithm:
+    def _method(self, setting: Setting) -> Method:
         """Return SimFBO with the given or with automatic steps."""
         problem = setting.problem
         if isinstance(self.steps, Point):
             return simfbo(problem, self.steps)
-        return auto_steps(
-            lambda plan: simfbo(problem, plan.local, plan.server), problem, setting.x0, self.rounds
-        )
+        return auto_steps(FromPlan(simfbo, problem), problem, setting.x0, self.rounds)
 
     def get_feature_names_out(self) -> np.ndarray:
         """Return the names of the features that the model sees, such as `ward_surgery`."""

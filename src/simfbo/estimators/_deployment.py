@@ -328,13 +328,15 @@ def _indices(client: int, y: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _finished(run: str | Path | History) -> tuple[History, Any]:
     """Return the history of a finished run, and its last x, y and units."""
     if isinstance(run, History):
-        history, state = run, run.state
+        history, state = run, None
+        if run.state is not None and hasattr(run.method_state, "units"):
+            state = SimpleNamespace(x=run.state.x, y=run.state.y, units=run.method_state.units)
     else:
         history, state = History.load(run), _stored(Path(run))
     status = (history.end or {"status": "unfinished"})["status"]
     if status != "finished":
         raise UserError(f"{_named(run)} is {status}: resume it, and load it when it has finished.")
-    if not hasattr(state, "units"):
+    if state is None:
         raise UserError(
             f"{_named(run)} holds no model of an estimator's deployment: pass the folder of one, "
             "or what simfbo.flower.simulate returned."

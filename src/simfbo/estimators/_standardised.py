@@ -11,23 +11,15 @@ resumed run has them. They belong to no channel, so codecs leave them as they ar
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.federation import (
-    Algorithm,
-    Client,
-    ClientStep,
-    Federation,
-    Hosted,
-    Tracing,
-    Verb,
-    View,
-)
+from simfbo.core.federation import Client, ClientStep, Federation, Verb, View
+from simfbo.core.method import Hosted, Method, Wrapper, as_module, client_step, is_uncoded, marked
 from simfbo.core.problem import Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import on_device
@@ -57,63 +49,107 @@ class Standardised(NamedTuple):
     base: PyTree
     units: Measured
 
-    @property
-    def x(self) -> PyTree:
-        """Return x."""
-        return self.base.x
+
+class OnScaled(eqx.Module):
+    """A client step on standardised rows, whose payload has the units as its last part."""
+
+    step: ClientStep = eqx.field(converter=as_module)
 
     @property
-    def y(self) -> PyTree:
-        """Return y."""
-        return self.base.y
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.step.__name__
 
     @property
-    def v(self) -> PyTree:
-        """Return v."""
-        return self.base.v
+    def uncoded(self) -> bool:
+        """Return whether messages are sent without codecs."""
+        return is_uncoded(self.step)
+
+    def __call__(self, payload: PyTree, client: Client) -> PyTree:
+        """Run the step."""
+        *at, units = payload
+        lower, upper = (
+            replace(part, samples=scaled(part.samples, Measured(*units)))
+            for part in (client.data.lower, client.data.upper)
+        )
+        data = client.data._replace(lower=lower, upper=upper)
+        return self.step(Point(*at), client._replace(data=data))
+
+
+class Totals(eqx.Module):
+    """The client steps that measure the columns."""
+
+    @client_step
+    def totals(self, payload: PyTree, client: Client) -> PyTree:
+        """Return a client's number of rows, and the sums of its columns."""
+        count, total = _sums(client)
+        return count, total(0.0, 1)
+
+    @client_step
+    def centred_totals(self, centre: jax.Array, client: Client) -> PyTree:
+        """Return the sums of a client's columns less the centre, and of the squares of that."""
+        _, total = _sums(client)
+        return total(centre, 1), total(centre, 2)
+
+
+class OnStandardised(Wrapper):
+    """A method whose payloads are (x, y, v), on standardised rows.
+
+    Attributes:
+        columns: of the samples that the clients hold: (pairs of columns, and any other arrays).
+    """
+
+    columns: int = eqx.field(static=True)
+
+    def inner_state(self, state: Standardised) -> PyTree:
+        """Return the method's own state."""
+        return state.base
+
+    def init(self, x: PyTree, y: PyTree) -> Standardised:
+        """Return the initial state: nothing is measured."""
+        zeros = (np.zeros(shape, np.float32) for shape in ((2, self.columns), self.columns, ()))
+        return Standardised(self.inner.init(x, y), Measured(*on_device(tuple(zeros))))
+
+    def round(self, state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+        """Run a round of the method, after measuring the units if need be."""
+        state = _measured(state, federation, key)
+        return _inside(self.inner.round, state, federation, key)
 
     @property
-    def projected(self) -> jax.Array:
-        """Return how often the projection of v acted, where the method has one."""
-        return self.base.projected
+    def hosted(self) -> Hosted:
+        """Return the parts of a round; the units are measured before the first."""
+        inner = self.inner.hosted or Hosted(lambda _: sys.maxsize, _same, self.inner.round, _same)
+
+        def prepare(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+            return _inside(inner.prepare, _measured(state, federation, key), federation, key)
+
+        def inside(part: Part) -> Part:
+            return lambda *given: _inside(part, *given)
+
+        return Hosted(
+            lambda state: inner.ahead(state.base), prepare, inside(inner.round),
+            inside(inner.finish),
+        )  # fmt: skip
+
+    @property
+    def client_steps(self) -> dict[str, ClientStep]:
+        """Return the steps that measure, and the method's own on standardised rows."""
+        inner = self.inner.client_steps.items()
+        return {**marked(Totals()), **{name: OnScaled(step) for name, step in inner}}
+
+    def evaluation_point(self, state: Standardised) -> Point[PyTree]:
+        """Return x with the units, and y."""
+        x, y, _ = self.point(state)
+        return Point(x=(x, tuple(state.units)), y=y)
 
 
-def standardised(algorithm: Algorithm, columns: int) -> Algorithm:
+def standardised(algorithm: Method, columns: int) -> Method:
     """Let an algorithm whose payloads are (x, y, v) see standardised rows.
 
     Args:
         algorithm: of a problem whose samples are as `scaled` returns them.
         columns: of the samples that the clients hold: (pairs of columns, and any other arrays).
     """
-    inner = algorithm.hosted or Hosted(lambda _: sys.maxsize, _same, algorithm.round, _same)
-
-    def init(x: PyTree, y: PyTree) -> Standardised:
-        zeros = (np.zeros(shape, np.float32) for shape in ((2, columns), columns, ()))
-        return Standardised(algorithm.init(x, y), Measured(*on_device(tuple(zeros))))
-
-    def inside(part: Part) -> Part:
-        def run(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-            view = _view(federation, state.units)
-            return state._replace(base=part(state.base, view, key))
-
-        return run
-
-    def prepare(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-        return inside(inner.prepare)(_measured(state, federation, key), federation, key)
-
-    def round(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-        return inside(algorithm.round)(_measured(state, federation, key), federation, key)
-
-    hosted = Hosted(
-        lambda state: inner.ahead(state.base), prepare, inside(inner.round), inside(inner.finish)
-    )
-    steps = (totals, centred_totals, *map(_on_scaled, algorithm.client_steps))
-    tracing = Tracing(round, hosted=hosted)
-    evidence = algorithm.evidence
-    return algorithm._replace(
-        init=init, round=round, client_steps=steps, tracing=tracing, judged=_judged,
-        evidence=None if evidence is None else lambda state: evidence(state.base),
-    )  # fmt: skip
+    return OnStandardised(algorithm, columns)
 
 
 def scaled(samples: PyTree, units: Measured) -> PyTree:
@@ -127,18 +163,6 @@ def pairs(numbers: np.ndarray) -> np.ndarray:
     """Return each number of [..., d] as two in single precision, [..., 2, d], whose sum it is."""
     first = numbers.astype(np.float32)
     return np.stack([first, (numbers - first).astype(np.float32)], -2)
-
-
-def totals(payload: PyTree, client: Client) -> PyTree:
-    """Return a client's number of rows, and the sums of its columns."""
-    count, total = _sums(client)
-    return count, total(0.0, 1)
-
-
-def centred_totals(centre: jax.Array, client: Client) -> PyTree:
-    """Return the sums of a client's columns less the centre, and of the squares of that."""
-    _, total = _sums(client)
-    return total(centre, 1), total(centre, 2)
 
 
 def _sums(client: Client) -> tuple[jax.Array, Callable[[Any, int], jax.Array]]:
@@ -161,10 +185,10 @@ def _measured(state: Standardised, federation: Federation, key: jax.Array) -> St
         return state
     everyone = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
     with jax.enable_x64(True):
-        found = federation.sum(totals, (), everyone, key)
+        found = federation.sum(Totals().totals, (), everyone, key)
         _require_all(federation)
         count, first = (np.asarray(part, float) for part in found)
-        found = federation.sum(centred_totals, first / count, everyone, key)
+        found = federation.sum(Totals().centred_totals, first / count, everyone, key)
         _require_all(federation)
         shift, square = (np.asarray(part, float) / count for part in found)
     mean, deviation = units_of(first / count, shift, square, float(count))
@@ -179,40 +203,19 @@ def _require_all(federation: Federation) -> None:
         raise TooFewReplies(int(np.sum(exchange.admitted)), exchange)
 
 
-def _view(federation: Federation, units: Measured) -> View:
-    """Return the federation with standardised rows."""
+def _inside(
+    part: Part, state: Standardised, federation: Federation, key: jax.Array
+) -> Standardised:
+    """Run a part of a round of the inner method, on standardised rows."""
 
     def with_units(verb: Verb) -> Verb:
-        def ask(
-            client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, eta: Any
-        ) -> PyTree:
-            return verb(_on_scaled(client_step), (*payload, tuple(units)), cohort, key, eta)
+        def ask(step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array) -> PyTree:
+            return verb(OnScaled(step), (*payload, tuple(state.units)), cohort, key)
 
         return ask
 
-    return View(federation, with_units(federation.sum), with_units(federation.gather))
-
-
-@lru_cache(maxsize=128)
-def _on_scaled(client_step: ClientStep) -> ClientStep:
-    """Return a client step on standardised rows; always the same, so that it is compiled once."""
-
-    @wraps(client_step)
-    def step(payload: PyTree, client: Client) -> PyTree:
-        *at, units = payload
-        lower, upper = (
-            replace(part, samples=scaled(part.samples, Measured(*units)))
-            for part in (client.data.lower, client.data.upper)
-        )
-        data = client.data._replace(lower=lower, upper=upper)
-        return client_step(Point(*at), client._replace(data=data))
-
-    return step
-
-
-def _judged(state: Standardised) -> Point[PyTree]:
-    """Return what clients need to measure a state: x with the units, and y."""
-    return Point(x=(state.x, tuple(state.units)), y=state.y)
+    view = View(federation, with_units(federation.sum), with_units(federation.gather))
+    return state._replace(base=part(state.base, view, key))
 
 
 def _same(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:

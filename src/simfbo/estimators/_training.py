@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from simfbo.core import trees
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import Point, PyTree
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
@@ -23,19 +23,22 @@ _ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
 
 
 def evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
-    """Return (state) -> the upper loss over all clients, and how far y moved since the last time.
+    """Return (point) -> the upper loss over all clients, and how far y moved since the last time.
 
-    The move is relative to y; it is one where x has waited for y, with automatic steps.
+    The move is relative to y; it is one where x, which waits for y with automatic steps, stood
+    still since the last time, or did so before that.
     """
     upper = upper_loss(setting.problem, setting.data)
-    before = [setting.y0, True]  # y, and whether x waited
+    before: list[PyTree] = []  # x, y, and whether x stood still
 
-    def evaluate(state: PyTree) -> dict[str, float]:
-        y = jax.tree.map(np.asarray, state.y)
-        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, before[0]), y))
-        waited, waits = before[1], hasattr(state, "pace") and not np.asarray(state.pace)[0]
-        before[:] = y, waits
-        return {"upper_loss": upper(state), "y_move": 1.0 if waited or not size else moved / size}
+    def evaluate(point: Point[PyTree]) -> dict[str, float]:
+        x, y = jax.tree.map(np.asarray, (point.x, point.y))
+        old_x, old_y, waited = before or (x, setting.y0, True)
+        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, old_y), y))
+        same = all(map(np.array_equal, jax.tree.leaves(x), jax.tree.leaves(old_x)))
+        waits = waited or same or not size
+        before[:] = x, y, same and bool(before)
+        return {"upper_loss": upper(point), "y_move": 1.0 if waits else moved / size}
 
     return evaluate
 

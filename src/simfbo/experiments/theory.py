@@ -21,8 +21,8 @@ import numpy as np
 from simfbo.algorithms import mimefbo, shrofbo, simfbo
 from simfbo.config.build import build_local_work
 from simfbo.config.run import LocalWorkConfig
-from simfbo.core.federation import Algorithm
 from simfbo.core.local_work import constant
+from simfbo.core.method import Method
 from simfbo.core.problem import Point
 from simfbo.core.sampling import everyone, without_replacement
 from simfbo.engines import SimulatedFederation
@@ -71,7 +71,7 @@ def speedup(cell: Cell) -> dict[str, float]:
 
 
 @lru_cache(maxsize=1)  # seeds share a compiled program
-def _speedup_parts(settings: tuple[Any, ...]) -> tuple[Algorithm, SimulatedFederation, Task]:
+def _speedup_parts(settings: tuple[Any, ...]) -> tuple[Method, SimulatedFederation, Task]:
     """Return the algorithm, federation and task that all seeds of a cell share."""
     cell = dict(settings)
     T, P, tau, scale = cell["rounds"], cell["P"], cell["tau"], cell["scale"]
@@ -124,7 +124,7 @@ def mismatch(cell: Cell) -> dict[str, float]:
 
 
 def _run(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: SimulatedFederation,
     task: Task,
     rounds: int,

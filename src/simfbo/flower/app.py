@@ -223,10 +223,10 @@ class _NodeApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply to a message."""
         keep_compilations()
-        for step in client_steps_of(self._plan(json.dumps(context.run_config))):
-            if step.__name__ not in self._named:
-                self._named.add(step.__name__)
-                self.train(step.__name__)(self._train)
+        for name in client_steps_of(self._plan(json.dumps(context.run_config))):
+            if name not in self._named:
+                self._named.add(name)
+                self.train(name)(self._train)
         return super().__call__(message, context)
 
     def _held(self, context: Context) -> tuple[Node, FederatedData]:

@@ -17,9 +17,10 @@ from simfbo.core._start import variable
 from simfbo.core.aggregation import Aggregator
 from simfbo.core.codecs import Codecs
 from simfbo.core.data import FederatedData, checked_weights, from_clients
-from simfbo.core.federation import Algorithm, ClientStep
+from simfbo.core.federation import ClientStep
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import LocalWork
+from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Sampler
 from simfbo.engines import SimulatedFederation
@@ -70,7 +71,7 @@ class Deployment(NamedTuple):
         wait: seconds to wait for the nodes of all clients before the first round.
     """
 
-    algorithm: Algorithm
+    algorithm: Method
     x0: PyTree
     y0: PyTree
     clients: int
@@ -182,12 +183,12 @@ def run_options(plan: Deployment) -> Json:
     }
 
 
-def client_steps_of(plan: Deployment) -> tuple[ClientStep, ...]:
-    """Return every client step that a node may be asked for."""
+def client_steps_of(plan: Deployment) -> dict[str, ClientStep]:
+    """Return every client step that a node may be asked for, by name."""
     if plan.client_metrics is None:
         return plan.algorithm.client_steps
-    evaluation = evaluation_of(plan.client_metrics, plan.algorithm)
-    return *plan.algorithm.client_steps, evaluation.client_step
+    step = evaluation_of(plan.client_metrics, plan.algorithm).client_step
+    return {**plan.algorithm.client_steps, step.__name__: step}
 
 
 def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:

@@ -177,7 +177,7 @@ class DistributedFederation(Engine):
             part_of(call.payload, positions),
             ids,
             call.plan[positions],
-            call.eta,
+            call.parts.numbers,
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,

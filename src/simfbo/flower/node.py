@@ -15,11 +15,12 @@ from simfbo.core import trees
 from simfbo.core.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import EVALUATION
-from simfbo.core.federation import Algorithm, ClientStep
+from simfbo.core.federation import ClientStep
 from simfbo.core.gate import Gate, Reply, occurrences
 from simfbo.core.keys import client_key, secret_key
 from simfbo.core.ledger import PerClient, is_per_client
 from simfbo.core.local_work import LocalPlan
+from simfbo.core.method import Method, Parts, as_module
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import as_arrays, names
@@ -57,7 +58,7 @@ class NodeRequest(NamedTuple):
         payload: what the clients receive.
         ids: the clients asked, ascending; one that was sampled twice is listed twice.
         plan: their local work.
-        eta: their step sizes.
+        numbers: those of the client step, in the order of its leaves.
         weights: of their messages, for a node that adds them up; None if it sends each of them.
         gate: for a node that adds them up.
         key: of the exchange; None if clients draw their own.
@@ -69,7 +70,7 @@ class NodeRequest(NamedTuple):
     payload: PyTree
     ids: np.ndarray
     plan: LocalPlan
-    eta: Point[PyTree]
+    numbers: Sequence[float]
     weights: np.ndarray | None
     gate: Gate
     key: jax.Array | None
@@ -82,7 +83,7 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
     plan, key = request.plan, request.key
     work = {name: getattr(plan, name) for name in _WORK}
     arrays = {"ids": request.ids} | {name: part for name, part in work.items() if part is not None}
-    arrays |= _leaves("eta", request.eta)
+    arrays["numbers"] = np.asarray(request.numbers, np.float64)
     if request.weights is not None:
         arrays["weights"] = request.weights
     if key is not None:
@@ -95,7 +96,6 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
         "exchange": request.exchange,
         "payload": [encode(request.payload, known), len(payload)],
         "shapes": None,
-        "eta": [encode(request.eta, known), len(jax.tree.leaves(request.eta))],
         "plain": plan.plain,
         "max_norm": request.gate.max_norm,
         "generator": None if key is None else str(jax.random.key_impl(key)),
@@ -135,16 +135,13 @@ def decode_request(
                 for way in ("up", "down"))  # fmt: skip
         code = Code(arrays["coded"].tobytes(), *keys)
 
-    def leaf(name: str, k: int) -> Any:
-        if name == "payload" and shapes is not None and f"payload{k}" not in arrays:
+    def leaf(k: int) -> Any:
+        if shapes is not None and f"payload{k}" not in arrays:
             return jax.ShapeDtypeStruct(tuple(shapes[k][0]), jnp.dtype(shapes[k][1]))
-        return arrays[f"{name}{k}"]
+        return arrays[f"payload{k}"]
 
-    def tree(name: str) -> PyTree:
-        shape, count = settings[name]
-        return decode(shape, [leaf(name, k) for k in range(count)], known)
-
-    payload = tree("payload")
+    shape, count = settings["payload"]
+    payload = decode(shape, [leaf(k) for k in range(count)], known)
     if code is not None:
         if codecs is None:
             raise UserError("The server codes its messages, and this node's deployment does not.")
@@ -160,7 +157,7 @@ def decode_request(
         payload,
         arrays["ids"],
         LocalPlan(**work, plain=settings["plain"]),
-        tree("eta"),
+        arrays["numbers"].tolist(),
         arrays.get("weights"),
         Gate(settings["max_norm"]),
         key,
@@ -182,19 +179,18 @@ class Node:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Method,
         known: Mapping[str, PyTree],
         data: FederatedData,
         codecs: Codecs | None = None,
-        client_steps: Sequence[ClientStep] = (),
+        client_steps: Mapping[str, ClientStep] | None = None,
     ):
         """Take the algorithm, what both sides know, the data, the codecs, and the client steps.
 
-        These are the algorithm's own by default.
+        These are the algorithm's own by default. A request names one and brings its numbers.
         """
         self._algorithm = algorithm
-        steps = client_steps or algorithm.client_steps
-        self._client_steps = {step.__name__: step for step in steps}
+        self._client_steps = client_steps or algorithm.client_steps
         self._known, self._data, self._codecs = known, data, codecs
 
     def respond(
@@ -212,7 +208,8 @@ class Node:
             if request.versions is not None and store is not None:
                 memory = store(request.versions.run)
             settings: Json = {"exchange": request.exchange}
-            found = self._compute(self._client_steps[client_step], request, memory, settings)
+            step = with_numbers(self._client_steps[client_step], request.numbers)
+            found = self._compute(step, request, memory, settings)
             return Package(settings, found)
 
     def _compute(
@@ -270,7 +267,8 @@ class Node:
         cohort = Cohort(self._positions(request.ids)[pad], weights)
         key = secret_key() if request.key is None else request.key
         payload, plan = part_of(request.payload, pad), request.plan[pad]
-        return Call(client_step, payload, cohort, plan, request.eta, key, each)
+        parts = Parts.of(client_step)
+        return Call(client_step, parts, payload, cohort, plan, key, each)
 
     def _positions(self, ids: np.ndarray) -> np.ndarray:
         """Return the positions of some clients in the data; raise if they are not in it."""
@@ -337,6 +335,17 @@ def _filled(part: PyTree, positions: np.ndarray) -> PyTree:
     if not is_per_client(part):
         return part
     return PerClient(jax.tree.map(lambda a: np.asarray(a)[positions], part.slices))
+
+
+def with_numbers(client_step: ClientStep, numbers: Sequence[float]) -> ClientStep:
+    """Return a client step with the numbers of a request in place of its own."""
+    own = Parts.of(as_module(client_step))
+    if len(own.numbers) != len(numbers):
+        raise UserError(
+            f"The server's '{client_step.__name__}' has {len(numbers)} numbers, this node's "
+            f"{len(own.numbers)}: deploy the same app on both."
+        )
+    return own._replace(numbers=tuple(numbers)).joined()
 
 
 def _leaves(name: str, tree: PyTree) -> Json:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.data import FederatedData
-from simfbo.core.federation import Algorithm
-from simfbo.core.privacy import spent
+from simfbo.core.method import Method
+from simfbo.core.privacy import privacy_of, spent
 from simfbo.core.problem import PyTree
 from simfbo.errors import MissingExtra, UserError, brief
 from simfbo.runs.client_scores import Goals, columns_of
@@ -25,7 +25,7 @@ LISTED = 20  # clients whose numbers of samples are in the header
 
 
 def header_of(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Any,
     rounds: int,
     every: int,
@@ -47,9 +47,9 @@ def header_of(
     }
 
 
-def _data(algorithm: Algorithm, federation: Any) -> Json:
+def _data(algorithm: Method, federation: Any) -> Json:
     """Return how many samples clients have, or that messages are private."""
-    if "privacy" in algorithm.settings:
+    if privacy_of(algorithm) is not None:
         return {"private": True}  # of counts, the guarantee says nothing
     found = _sample_counts(federation)
     return {"samples": {level: _spread(counts) for level, counts in found.items()}} if found else {}
@@ -90,25 +90,24 @@ def with_columns(about: Json, goals: Goals) -> Json:
 
 def require_runnable(algorithm: Any, federation: Any) -> None:
     """Raise unless these are an algorithm and a federation."""
-    for what, found, part, example in (
-        ("algorithm", algorithm, "round", "simfbo.algorithms.simfbo(problem, steps)"),
-        ("federation", federation, "ledger", "simfbo.SimulatedFederation(data)"),
+    method, clients = "simfbo.algorithms.simfbo(problem, steps)", "simfbo.SimulatedFederation(data)"
+    for what, found, fits, example in (
+        ("algorithm", algorithm, isinstance(algorithm, Method), method),
+        ("federation", federation, hasattr(federation, "ledger"), clients),
     ):
-        if not hasattr(found, part):
+        if not fits:
             kind = getattr(found, "__name__", type(found).__name__)
             raise UserError(f"The {what} of a run must be such as {example}, got '{kind}'.")
 
 
-def _warn_of_epsilon(
-    algorithm: Algorithm, federation: Any, rounds: int, config: Json | None
-) -> None:
+def _warn_of_epsilon(algorithm: Method, federation: Any, rounds: int, config: Json | None) -> None:
     """Warn before a private run starts if its guarantee will be weak at the end."""
-    if "privacy" not in algorithm.settings:
+    if privacy_of(algorithm) is None:
         return
     delta = ((config or {}).get("privacy") or {}).get("delta", 1e-5)
     with contextlib.suppress(MissingExtra):  # which the accountant needs, and the noise does not
         if (epsilon := spent(algorithm, federation, rounds, delta)) > WEAK:
-            least = "" if algorithm.evidence is None else "at least "  # measuring adds exchanges
+            least = "at least " if algorithm.asks_again else ""  # measuring adds exchanges
             warnings.warn(
                 f"This run ends at epsilon {least}{epsilon:.3g}, and above {WEAK:.0f} hardly "
                 "anything is protected: add noise, run fewer iterations, or sample few of many "
@@ -148,12 +147,12 @@ def require_arrays(name: str, state: PyTree) -> None:
             )
 
 
-def first_memory(algorithm: Algorithm, federation: Any, x0: PyTree, y0: PyTree) -> PyTree:
+def first_memory(algorithm: Method, federation: Any, x0: PyTree, y0: PyTree) -> PyTree:
     """Let the clients forget earlier runs; return what they remember, if that is kept here."""
     if hasattr(federation, "remember"):
         federation.remember(algorithm, x0, y0)
         return federation.client_memory
-    if algorithm.memory is not None:
+    if algorithm.has_memory:
         raise UserError(
             f"The clients of {algorithm.name} remember, and this federation has no `remember`: use "
             "an engine of simfbo."

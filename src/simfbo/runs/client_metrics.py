@@ -4,18 +4,19 @@ One exchange with all clients, through the verb. It draws nothing that training 
 nothing that training depends on, so a run takes the same course with and without it.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.exchange import EVALUATION
-from simfbo.core.federation import Algorithm, Client, ClientStep, Federation
+from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose
-from simfbo.core.privacy import is_private
+from simfbo.core.method import Method
+from simfbo.core.privacy import privacy_of
 from simfbo.core.problem import Loss, Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError
@@ -37,7 +38,33 @@ class ClientMetric(NamedTuple):
 
 Asked = Mapping[str, Loss | ClientMetric]
 Measures = tuple[tuple[str, Loss], ...]
-OwnY = Callable[[PyTree], PyTree] | None
+
+
+class ClientMetrics(eqx.Module):
+    """The client step that measures a state on all of the client's upper samples, without codecs.
+
+    Attributes:
+        measures: the metrics, by name.
+        method: where clients have lower variables of their own, the method that knows where.
+    """
+
+    measures: Measures = eqx.field(static=True)
+    method: Method | None
+    uncoded: ClassVar[bool] = True
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return EVALUATION
+
+    def __call__(self, payload: Point[PyTree], client: Client) -> tuple[jax.Array, ...]:
+        """Return the metrics."""
+        y = payload.y if self.method is None else self.method.client_y(client.memory)
+        batch = client.data.upper.full(client.data.client)
+
+        def mean(name: str, measure: Loss) -> jax.Array:
+            return average(lambda samples: _number(name, measure(payload.x, y, samples)), batch)
+
+        return tuple(mean(*named) for named in self.measures)
 
 
 class Evaluation(NamedTuple):
@@ -46,14 +73,12 @@ class Evaluation(NamedTuple):
     Attributes:
         client_step: what each of them does.
         goals: of the metrics, by name.
-        private: whether y is the clients' own, and not sent.
-        judged: (state) -> x and y; those of the state by default.
+        method: whose states are evaluated; None for x and y of the state.
     """
 
     client_step: ClientStep
     goals: Goals
-    private: bool
-    judged: Callable[[PyTree], Point[PyTree]] | None = None
+    method: Method | None = None
 
     def ask(self, federation: Federation, state: PyTree, key: jax.Array) -> ClientScores:
         """Ask all clients for their metrics of a state.
@@ -63,11 +88,13 @@ class Evaluation(NamedTuple):
             state: of the algorithm.
             key: of the round.
         """
-        at = state if self.judged is None else self.judged(state)
-        payload = Point(x=at.x, y=None if self.private else at.y)
+        at, own = state, False
+        if self.method is not None:
+            at, own = self.method.evaluation_point(state), self.method.is_personal
+        payload = Point(x=at.x, y=None if own else at.y)
         everyone = Cohort(np.arange(federation.n, dtype=np.int32), federation.p)
-        own = jax.random.fold_in(key, int(Purpose.CLIENT_METRICS))
-        found = federation.gather(self.client_step, payload, everyone, own)
+        key = jax.random.fold_in(key, int(Purpose.CLIENT_METRICS))
+        found = federation.gather(self.client_step, payload, everyone, key)
         latest = federation.latest
         assert latest is not None, "an exchange has just ended"
         columns = [np.asarray(column, float) / latest.factor for column in found]
@@ -80,14 +107,14 @@ class Evaluation(NamedTuple):
         return ClientScores.of(federation.p, nothing, self.goals)
 
 
-def evaluation_of(asked: Asked, algorithm: Algorithm | None = None) -> Evaluation:
+def evaluation_of(asked: Asked, algorithm: Method | None = None) -> Evaluation:
     """Return how the clients of an algorithm are asked for metrics.
 
     Args:
         asked: the metrics, by name; a function alone should be small.
         algorithm: what is run; None for one whose clients have no y of their own.
     """
-    if algorithm is not None and is_private(algorithm):
+    if algorithm is not None and privacy_of(algorithm) is not None:
         raise UserError(
             f"The messages of {algorithm.name} are differentially private, and metrics of single "
             "clients would not be: leave out client_metrics."
@@ -97,40 +124,12 @@ def evaluation_of(asked: Asked, algorithm: Algorithm | None = None) -> Evaluatio
     metrics = {name: _as_metric(metric) for name, metric in asked.items()}
     measures = tuple((name, metric.measure) for name, metric in metrics.items())
     goals: Goals = {name: metric.goal for name, metric in metrics.items()}
-    own_y, judged = (None, None) if algorithm is None else (algorithm.own_y, algorithm.judged)
-    return Evaluation(_step(measures, own_y), goals, own_y is not None, judged)
+    personal = algorithm if algorithm is not None and algorithm.is_personal else None
+    return Evaluation(ClientMetrics(measures, personal), goals, algorithm)
 
 
 def _as_metric(given: Loss | ClientMetric) -> ClientMetric:
     return given if isinstance(given, ClientMetric) else ClientMetric(given)
-
-
-def _step(measures: Measures, own_y: OwnY) -> ClientStep:
-    """Return the client step, the same for the same metrics: it is compiled once."""
-    try:
-        return _kept(measures, own_y)
-    except TypeError as error:
-        if "unhashable" not in str(error):
-            raise
-        return _build(measures, own_y)
-
-
-def _build(measures: Measures, own_y: OwnY) -> ClientStep:
-    def client_metrics(payload: Point[PyTree], client: Client) -> tuple[jax.Array, ...]:
-        y = payload.y if own_y is None else own_y(client.memory)
-        batch = client.data.upper.full(client.data.client)
-
-        def mean(name: str, measure: Loss) -> jax.Array:
-            return average(lambda samples: _number(name, measure(payload.x, y, samples)), batch)
-
-        return tuple(mean(*named) for named in measures)
-
-    assert client_metrics.__name__ == EVALUATION
-    client_metrics.uncoded = True  # pyright: ignore[reportFunctionMemberAccess]
-    return client_metrics
-
-
-_kept = lru_cache(maxsize=32)(_build)
 
 
 def _number(name: str, found: jax.Array) -> jax.Array:

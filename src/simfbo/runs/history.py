@@ -45,7 +45,8 @@ class History:
         records: one dictionary per evaluation: `round`, the traffic so far, `seconds`, the metrics.
         end: how the run ended: `status` is finished, interrupted, diverged or starved (too few
             replies), with a `reason` for the last two; None if the process was killed.
-        state: the algorithm's last state; None in a history loaded from disk.
+        state: x, y and v of the last iteration, as a `Point`; None in a history loaded from disk.
+        method_state: the whole state of the method then; None likewise.
         refusals: one dictionary per excluded reply: `round`, `exchange`, `client_step`, `client`,
             `reason` (a value of `simfbo.core.exchange.Reason`) and `text`, the reason in words.
         verdict: whether a finished run has converged: `converged`, the sentence `text`, and the
@@ -62,6 +63,7 @@ class History:
     records: list[Json] = field(default_factory=list)
     end: Json | None = None
     state: Any = None
+    method_state: Any = None
     refusals: list[Json] = field(default_factory=list)
     verdict: Json | None = None
     warnings: list[Json] = field(default_factory=list)

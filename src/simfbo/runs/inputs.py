@@ -1,25 +1,27 @@
 """What a run was started with, and whether it is resumed with the same."""
 
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from simfbo.core.describe import describe
-from simfbo.core.federation import Algorithm
+from simfbo.core.method import Method
 from simfbo.errors import UserError
 from simfbo.runs.files import Json
 
 _SHOWN = 3  # differences in a message
 
 
-def inputs_of(algorithm: Algorithm, federation: Any) -> Json:
+def inputs_of(algorithm: Method, federation: Any) -> Json:
     """Return a digest of the data, and the numbers that algorithm and federation were built with.
 
     Where one of them does not tell, its entry is None or empty, and nothing is compared.
     """
+    settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {
         "data": getattr(federation, "data_digest", None),
-        "algorithm": describe(algorithm.settings),
+        "algorithm": {"class": type(algorithm).__name__, **describe(settings)},
         "federation": describe(getattr(federation, "settings", {})),
     }
 

@@ -4,7 +4,8 @@ import time
 
 import jax
 
-from simfbo.core.federation import Algorithm, Federation
+from simfbo.core.federation import Federation
+from simfbo.core.method import Method
 from simfbo.core.problem import PyTree
 from simfbo.engines.blocks import Blocks, prepare
 from simfbo.runs.verdict import measured
@@ -21,7 +22,7 @@ class Pace:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Method,
         federation: Federation,
         seed: int,
         rounds: int,

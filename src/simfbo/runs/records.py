@@ -12,11 +12,17 @@ from simfbo.runs.history import CHANNEL_BYTES
 from simfbo.runs.run_log import Progress
 
 
-def record_of(at: Progress, metrics: Any, columns: Mapping[str, float] | None = None) -> Json:
+def record_of(
+    at: Progress,
+    counters: Mapping[str, int],
+    metrics: Any,
+    columns: Mapping[str, float] | None = None,
+) -> Json:
     """Return the record of an evaluation.
 
     Args:
         at: what was evaluated.
+        counters: of the method, by name.
         metrics: what the server measured, by name.
         columns: what is said of the clients' metrics.
     """
@@ -31,7 +37,7 @@ def record_of(at: Progress, metrics: Any, columns: Mapping[str, float] | None = 
         "refused": at.refused,
         "seconds": round(at.seconds, 6),
         "cpu_seconds": round(at.cpu_seconds, 6),
-        **({"projected": int(at.state.projected)} if hasattr(at.state, "projected") else {}),
+        **counters,
         **_numbers(metrics),
         **(columns or {}),
     }

@@ -11,7 +11,8 @@ import numpy as np
 
 from simfbo.core import trees
 from simfbo.core._start import variable
-from simfbo.core.federation import Algorithm, Federation
+from simfbo.core.federation import Federation
+from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
 from simfbo.engines.blocks import norms_of
 from simfbo.errors import ClientWarning, ResumableError, TooFewReplies
@@ -39,14 +40,14 @@ from simfbo.runs.run_log import Progress, RunLog
 from simfbo.runs.trackers.tracking import Track, Tracking
 from simfbo.runs.verdict import Residuals, verdict
 
-Evaluate = Callable[[PyTree], dict[str, float]]
+Evaluate = Callable[[Any], dict[str, float]]
 OnRound = Callable[[int, Json | None], None]
 Until = Callable[[Sequence[Json]], bool]
 _norms_of = jax.jit(norms_of)
 
 
 def run(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     x0: PyTree,
     y0: PyTree,
@@ -89,7 +90,7 @@ def run(
         y0: initial lower variable.
         rounds: iterations (calls of `algorithm.round`).
         seed: determines every random draw.
-        evaluate: (state) -> metrics by name.
+        evaluate: (point) -> metrics by name, of a `Point` with the x, y and v of an iteration.
         client_metrics: what clients measure on their upper samples whenever a state is evaluated,
             by name: (x, y, batch) -> a number, or a `ClientMetric`, which also says whether it
             should be large. `{"upper_loss": problem.upper}`, or a task's `client_metrics`. All
@@ -117,7 +118,7 @@ def run(
             largest).
 
     Returns:
-        The history; `.state` is the last state.
+        The history; `.state` is the `Point` of the last iteration.
 
     Example:
         >>> from simfbo import Point, SimulatedFederation, run
@@ -189,7 +190,7 @@ class _Callbacks(NamedTuple):
 class _Job(NamedTuple):
     """What does not change during a run."""
 
-    algorithm: Algorithm
+    algorithm: Method
     federation: Federation
     evaluate: Evaluate | None
     clients: Evaluation | None
@@ -245,10 +246,11 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
         with contextlib.suppress(OSError, ResumableError):
             log.keep(at)
         raise
-    log.history.state, engine.client_memory = at.state, at.client_memory
+    log.history.state, log.history.method_state = job.algorithm.point(at.state), at.state
+    engine.client_memory = at.client_memory
     if end["status"] != "finished":
         return log.end(end)
-    measured = job.algorithm.evidence and job.algorithm.evidence(at.state)
+    measured = job.algorithm.evidence(at.state)
     losses = [record.get("upper_loss", record.get("test_loss")) for record in log.history.records]
     return log.end(end, verdict(at.residuals, measured, [one for one in losses if one is not None]))
 
@@ -301,7 +303,8 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
         getattr(job.federation, "client_memory", None),
     )
     latest = getattr(job.federation, "latest", None)
-    end = exploded(list(_variables(step.state)), norms, sizes, job.explosion, t, latest)
+    names = [name for name, _ in _variables(job, step.state)]
+    end = exploded(names, norms, sizes, job.explosion, t, latest)
     if end is not None:
         raise _Diverged(after, end)
     if t % job.every and t != job.rounds:
@@ -320,14 +323,12 @@ def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
     job.residuals.begin(t)
     if t:
         state = job.algorithm.round(state, job.residuals.federation, pace.key(t))
-    norms = np.asarray(_norms_of(state) if t else _norms_on_host(state), float)
+    if t:
+        norms = np.asarray(_norms_of(job.algorithm.point(state)), float)
+    else:  # nothing is compiled for it
+        norms = np.array([trees.host_norm(z) for _, z in _variables(job, state)])
     seen = job.residuals.end(t, at.residuals)
     return _Step(t, state, norms, seen, _write(job, t))
-
-
-def _norms_on_host(state: PyTree) -> list[float]:
-    """Return the norms of a state's variables; nothing is compiled for it."""
-    return [trees.host_norm(variable) for variable in _variables(state).values()]
 
 
 def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None:
@@ -339,7 +340,7 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
     if hosted is not None:
         # The last round before `finish` by itself: if that fails, only this one is lost.
         count = min(count, max(1, hosted.ahead(state) - 1))
-    limits = np.full(len(_variables(state)), np.inf)
+    limits = np.full(len(_variables(job, state)), np.inf)
     if t > 1:
         limits = job.explosion * np.asarray(at.sizes)
     outcome = blocks.run(state, pace.root, t, count, limits, job.residuals.every)
@@ -386,9 +387,10 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
 
     Without a pace no client is asked.
     """
-    metrics = job.evaluate(at.state) if job.evaluate else {}
+    metrics = job.evaluate(job.algorithm.point(at.state)) if job.evaluate else {}
+    counters = job.algorithm.counters(at.state)
     if job.clients is None:
-        return at, record_of(at, metrics)
+        return at, record_of(at, counters, metrics)
     engine = restored(job.federation, at)
     if pace is None:
         scores = job.clients.unknown(engine)
@@ -397,9 +399,10 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
     refused, observed = at.refused + _write(job, at.round), getattr(engine, "observed", {})
     at = at._replace(ledger=engine.ledger.copied(), refused=refused, observed=observed)
     job.log.add("clients", line_of(at.round, scores))
-    return at, record_of(at, metrics, scores.columns)
+    return at, record_of(at, counters, metrics, scores.columns)
 
 
-def _variables(state: PyTree) -> dict[str, PyTree]:
-    """Return the variables of a state, by name."""
-    return {name: getattr(state, name) for name in ("x", "y", "v") if hasattr(state, name)}
+def _variables(job: _Job, state: PyTree) -> list[tuple[str, PyTree]]:
+    """Return the names and values of the variables in a state."""
+    point = job.algorithm.point(state)
+    return [(name, z) for name, z in zip(point._fields, point, strict=True) if z is not None]

@@ -1,6 +1,6 @@
 """Whether a run has converged, from residuals that its messages carry and from what it measured.
 
-An algorithm names the channels of its sums that vanish at the solution (`Algorithm.residuals`):
+An algorithm names the channels of its sums that vanish at the solution (`Method.residuals`):
 grad_y G on y, the residual of the linear system on v, the hypergradient on x. Their norms are taken
 in about 200 rounds of a run, in 20 parts. A part's residual is the root mean square of its norms,
 less what is noise, relative to the largest of the run's first quarter; for the hypergradient,
@@ -8,7 +8,7 @@ relative to the first parts in which y and v were near their solutions.
 
 A small residual does not bound an error: in a direction of small curvature y may still be far from
 its solution. So a run is "converged" only where the algorithm measured the curvature
-(`Algorithm.evidence`, as automatic step sizes do): the residuals divided by mu bound the relative
+(`Method.evidence`, as automatic step sizes do): the residuals divided by mu bound the relative
 errors of y and v, the hypergradient has fallen, and the upper loss no longer falls.
 """
 
@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core import trees
-from simfbo.core.federation import Algorithm, ClientStep, Federation, View
-from simfbo.core.problem import Point, PyTree, point_of
+from simfbo.core.federation import ClientStep, Federation, View
+from simfbo.core.method import Method
+from simfbo.core.problem import PyTree, point_of
 from simfbo.core.sampling import Cohort
 from simfbo.runs.files import Json
 
@@ -46,7 +47,7 @@ Found = dict[str, tuple[float, np.ndarray]]  # norm and places, by channel
 class Residuals:
     """Takes the norms of an algorithm's residuals as they pass by."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, rounds: int) -> None:
+    def __init__(self, algorithm: Method, federation: Federation, rounds: int) -> None:
         """Take the algorithm, the federation and the rounds of a run."""
         self._channels, self._rounds = algorithm.residuals, rounds
         self._sums: dict[str, PyTree] = {}
@@ -84,14 +85,9 @@ class Residuals:
         return {**seen, **{name: _added(seen.get(name), part, *one) for name, one in found.items()}}
 
     def _sum(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        eta: Point[PyTree],
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
-        found = self._federation.sum(client_step, payload, cohort, key, eta)
+        found = self._federation.sum(client_step, payload, cohort, key)
         if self._on:
             for name in self._channels.get(client_step.__name__, ""):
                 self._sums[name] = getattr(point_of(found), name)
@@ -105,7 +101,7 @@ def verdict(
 
     Args:
         seen: the residuals, from `Residuals`.
-        evidence: what the algorithm measured at its last check (`Algorithm.evidence`).
+        evidence: what the algorithm measured at its last check (`Method.evidence`).
         losses: the upper loss at the run's evaluations, or the test loss where it has none.
 
     Returns:

@@ -206,7 +206,7 @@ def _metrics(truth: ClosedForm, best: np.ndarray, state: PyTree) -> dict[str, fl
         "x_error": float(np.linalg.norm(x - best)),
         "y_error": float(np.linalg.norm(y - truth.y(x))),
     }
-    if hasattr(state, "v"):
+    if getattr(state, "v", None) is not None:
         metrics["v_error"] = float(np.linalg.norm(np.asarray(state.v) - truth.v(x)))
     return metrics
 

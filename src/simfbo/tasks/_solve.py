@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simfbo.algorithms import Plan, auto_steps, simfbo
-from simfbo.core.federation import Algorithm
+from simfbo.algorithms import auto_steps, simfbo
+from simfbo.algorithms._plan import FromPlan
 from simfbo.core.local_work import LocalWork
+from simfbo.core.method import Method
 from simfbo.core.sampling import Sampler
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError, brief
@@ -22,7 +23,7 @@ def solve(
     *,
     rounds: int = 500,
     seed: int = 0,
-    method: Callable[..., Algorithm] = simfbo,
+    method: Callable[..., Method] = simfbo,
     sampler: Sampler | None = None,
     local_work: LocalWork | None = None,
     client_metrics: bool = False,
@@ -61,11 +62,8 @@ def solve(
     _require_kinds(task, method)
     rounds, every, seed = whole_numbers(rounds, every, seed)
 
-    def build(plan: Plan) -> Algorithm:
-        return method(task.problem, plan.local, plan.server)
-
     return run(
-        auto_steps(build, task.problem, task.x0, rounds),
+        auto_steps(FromPlan(method, task.problem), task.problem, task.x0, rounds),
         SimulatedFederation(task.data, sampler, local_work),
         task.x0,
         task.y0,

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from simfbo.algorithms import Plan, auto_steps, fedavg
+from simfbo.algorithms import auto_steps, fedavg
 from simfbo.algorithms._auto_steps import most_probes
+from simfbo.algorithms._plan import FromPlan
 from simfbo.core.data import FederatedData
-from simfbo.core.federation import Algorithm
 from simfbo.core.ledger import Ledger, Traffic
+from simfbo.core.method import Method
 from simfbo.core.problem import Point
 from simfbo.engines.base import Engine
 from simfbo.engines.counting import cost
@@ -129,12 +130,9 @@ def _best(values: Sequence[float], goal: Goal) -> int:
     return min(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
 
 
-def _fedavg(baseline: Baseline, rounds: int) -> Algorithm:
+def _fedavg(baseline: Baseline, rounds: int) -> Method:
     """Return FedAvg with automatic steps."""
-
-    def build(plan: Plan) -> Algorithm:
-        return fedavg(baseline.problem, plan.local.y, plan.server.y)
-
+    build = FromPlan(fedavg, baseline.problem)
     return auto_steps(build, baseline.problem, baseline.candidates[0], rounds)
 
 

@@ -1,0 +1,314 @@
+"""A method is data: its numbers are inputs of compiled programs, the rest selects the program."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from simfbo.core.federation import Client, ClientStep, Federation
+from simfbo.core.problem import Point, PyTree
+from simfbo.errors import UserError
+
+
+class BoundStep:
+    """A client step of a method, or of another module whose numbers it uses: a pytree.
+
+    Attributes:
+        step: the marked function, which takes the module first.
+        module: whose it is.
+    """
+
+    __slots__ = ("module", "step")
+
+    def __init__(self, step: "client_step", module: Any) -> None:
+        """Bind a step to a module."""
+        self.step, self.module = step, module
+
+    @property
+    def __name__(self) -> str:
+        return self.step.function.__name__
+
+    @property
+    def uncoded(self) -> bool:
+        """Return whether its messages are sent without codecs."""
+        return self.step.uncoded
+
+    def __call__(self, payload: PyTree, client: Client) -> PyTree:
+        """Run the step."""
+        return self.step.function(self.module, payload, client)
+
+
+jax.tree_util.register_pytree_node(
+    BoundStep,
+    lambda bound: ((bound.module,), bound.step),
+    lambda step, modules: BoundStep(step, modules[0]),
+)
+
+
+class client_step:
+    """Mark a method of a class as a client step: (self, payload, client) -> message.
+
+    Its name is its name in the ledger and in requests to other machines, which run marked methods
+    only.
+    """
+
+    def __init__(self, function: Callable[..., PyTree], uncoded: bool = False) -> None:
+        """Mark a function.
+
+        Args:
+            function: the method.
+            uncoded: whether its messages, which measure something, are sent without codecs.
+        """
+        self.function, self.uncoded = function, uncoded
+        self.__doc__ = function.__doc__
+        self.__isabstractmethod__ = getattr(function, "__isabstractmethod__", False)
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        return self if module is None else BoundStep(self, module)
+
+
+class Hosted(NamedTuple):
+    """The rounds of a method that does a part of its work on the host, now and then.
+
+    Its `Method.round` is `prepare`, `round` and, where it is due, `finish`.
+
+    Attributes:
+        ahead: (state) -> how many rounds may follow before `finish` is due; 0: it is due now.
+        prepare: (state, federation, key) -> state, before a round, on the host.
+        round: (state, federation, key) -> state, what can be traced.
+        finish: (state, federation, key) -> state, after a round, on the host.
+    """
+
+    ahead: Callable[[Any], int]
+    prepare: Callable[[Any, Federation, jax.Array], Any]
+    round: Callable[[Any, Federation, jax.Array], Any]
+    finish: Callable[[Any, Federation, jax.Array], Any]
+
+
+class Method(eqx.Module):
+    """A federated bilevel method: its settings, its client steps, and what the server does.
+
+    A field is a number, or a pytree of numbers, and then an input of every compiled program; or it
+    is declared with `eqx.field(static=True)` and selects the program. Other numbers compile
+    nothing. A subclass has `init`, `round` and client steps, which are marked with `client_step`;
+    most need nothing else of what follows.
+
+    Attributes:
+        name: that reports and figures show; that of the class by default.
+        known_violations: laws of `simfbo.checks` that it breaks by construction, with the reasons.
+        residuals: the channels of sums that vanish at the solution, by the name of the client step,
+            as in `{"simfbo_step": "xyv"}`; the verdict on a run is based on them.
+        needs_unmodified_sums: whether the server must receive messages once and unchanged, because
+            it keeps account of the clients' memory: no aggregator, lossy codec, momenta, clipping
+            or client that is sampled twice in a round.
+        is_personal: whether every client has a lower variable of its own.
+        asks_again: whether one cohort is asked several times, as by what measures step sizes.
+    """
+
+    name: ClassVar[str] = "Method"
+    known_violations: ClassVar[Mapping[str, str]] = {}
+    residuals: ClassVar[Mapping[str, str]] = {}
+    needs_unmodified_sums: ClassVar[bool] = False
+    is_personal: ClassVar[bool] = False
+    asks_again: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        named = next(kind for kind in cls.__mro__ if "name" in vars(kind))
+        if vars(named)["name"] == named.__name__:  # the default
+            cls.name = cls.__name__
+
+    @abstractmethod
+    def init(self, x: PyTree, y: PyTree) -> Any:
+        """Return the state before the first round."""
+
+    @abstractmethod
+    def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Return the state after one more iteration; each `federation.sum` is one exchange."""
+
+    def point(self, state: Any) -> Point[PyTree]:
+        """Return x, y and v of a state; v is None for a method without one."""
+        return Point(state.x, state.y, getattr(state, "v", None))
+
+    @property
+    def client_steps(self) -> dict[str, ClientStep]:
+        """Return every client step that `round` hands to the federation, by name."""
+        return marked(self)
+
+    def client_memory(self, x: PyTree, y: PyTree) -> PyTree:
+        """Return the memory of a client before it first takes part; None for stateless clients.
+
+        Client steps of a method with memory return `WithMemory`.
+        """
+        return None
+
+    @property
+    def has_memory(self) -> bool:
+        """Return whether its clients are stateful."""
+        return type(self).client_memory is not Method.client_memory
+
+    def client_y(self, memory: PyTree) -> PyTree:
+        """Return y_i from the memory of a client, where the lower level is personal."""
+        return memory.y
+
+    def evaluation_point(self, state: Any) -> Point[PyTree]:
+        """Return x and y as clients that evaluate a state receive them."""
+        return self.point(state)
+
+    def counters(self, state: Any) -> dict[str, int]:
+        """Return counts that a record shows besides its metrics."""
+        projected = getattr(state, "projected", None)
+        return {} if projected is None else {"projected": int(projected)}
+
+    def evidence(self, state: Any) -> dict[str, float] | None:
+        """Return what it measured of its own convergence; see `simfbo.algorithms.Evidence`."""
+        return None
+
+    @property
+    def hosted(self) -> Hosted | None:
+        """Return the parts of `round`, if it does some of its work on the host."""
+        return None
+
+    def __check_init__(self) -> None:
+        for path, leaf in jax.tree.leaves_with_path(self):
+            if not _is_number(leaf):
+                raise UserError(
+                    f"{type(self).__name__}{jax.tree_util.keystr(path)} is not a number: declare "
+                    "the field with eqx.field(static=True); arrays belong in the state."
+                )
+
+
+def _inner(name: str) -> Any:
+    """Return a property that is the inner method's."""
+    return property(lambda self: getattr(self.inner, name))
+
+
+class Wrapper(Method):
+    """A method that changes another one; where it says nothing else, it is like that one.
+
+    Attributes:
+        inner: the other method.
+    """
+
+    inner: Method
+
+    name = _inner("name")
+    known_violations = _inner("known_violations")
+    residuals = _inner("residuals")
+    needs_unmodified_sums = _inner("needs_unmodified_sums")
+    is_personal = _inner("is_personal")
+    asks_again = _inner("asks_again")
+    has_memory = _inner("has_memory")  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def inner_state(self, state: Any) -> Any:
+        """Return the inner method's part of a state."""
+        return state
+
+    def init(self, x: PyTree, y: PyTree) -> Any:
+        """Return the inner method's initial state."""
+        return self.inner.init(x, y)
+
+    def point(self, state: Any) -> Point[PyTree]:
+        """Return x, y and v of the inner state."""
+        return self.inner.point(self.inner_state(state))
+
+    def client_memory(self, x: PyTree, y: PyTree) -> PyTree:
+        """Return the inner method's memory."""
+        return self.inner.client_memory(x, y)
+
+    def client_y(self, memory: PyTree) -> PyTree:
+        """Return y_i from the memory of a client."""
+        return self.inner.client_y(memory)
+
+    def evaluation_point(self, state: Any) -> Point[PyTree]:
+        """Return x and y of the inner state."""
+        return self.inner.evaluation_point(self.inner_state(state))
+
+    def counters(self, state: Any) -> dict[str, int]:
+        """Return the inner method's counts."""
+        return self.inner.counters(self.inner_state(state))
+
+    def evidence(self, state: Any) -> dict[str, float] | None:
+        """Return what the inner method measured."""
+        return self.inner.evidence(self.inner_state(state))
+
+
+class Closure(eqx.Module):
+    """A plain function as a client step: its numbers are constants of the compiled program."""
+
+    function: Callable[..., Any] = eqx.field(static=True)
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def uncoded(self) -> bool:
+        """Return whether its messages are sent without codecs."""
+        return getattr(self.function, "uncoded", False)
+
+    def __call__(self, payload: PyTree, client: Client) -> PyTree:
+        """Call the function."""
+        return self.function(payload, client)
+
+
+def as_module(step: ClientStep) -> Any:
+    """Return a client step as a pytree whose leaves are its numbers."""
+    return step if isinstance(step, eqx.Module | BoundStep) else Closure(step)
+
+
+def is_uncoded(step: ClientStep) -> bool:
+    """Return whether the messages of a client step, which measures, are sent without codecs."""
+    return getattr(step, "uncoded", False)
+
+
+class Parts(NamedTuple):
+    """A method or client step in two parts: what selects a program, and what the program is given.
+
+    Attributes:
+        structure: all but the numbers.
+        numbers: as Python floats, or traced. So 1, 0.1, np.float64(0.1) and jnp.asarray(0.1) are
+            inputs of one program, and none of them promotes the dtype of a state.
+    """
+
+    structure: Any
+    numbers: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, module: Any) -> Self:
+        """Divide a method or client step."""
+        leaves, structure = jax.tree.flatten(module)
+        numbers = (leaf if isinstance(leaf, Tracer) else float(leaf) for leaf in leaves)
+        return cls(structure, tuple(numbers))
+
+    def joined(self) -> Any:
+        """Return the method or client step."""
+        return jax.tree.unflatten(self.structure, self.numbers)
+
+
+def marked(*modules: eqx.Module) -> dict[str, ClientStep]:
+    """Return the client steps of some modules, by name."""
+    return {
+        name: getattr(one, name)
+        for one in modules
+        for name in dir(type(one))
+        if isinstance(getattr(type(one), name), client_step)
+    }
+
+
+def _is_number(leaf: Any) -> bool:
+    scalar = hasattr(leaf, "__float__") and np.shape(leaf) == ()
+    return scalar and not isinstance(leaf, bool | np.bool_)
+
+
+def require_unmodified_sums(method: Method, what: str) -> None:
+    """Raise if a method needs unmodified sums, which something makes impossible."""
+    if method.needs_unmodified_sums:
+        raise UserError(
+            f"{method.name} keeps account of the memory of its clients, which {what} would "
+            'falsify: leave that out, or use control="mean".'
+        )
