@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from functional import Functional
+from functional import Changed, Functional
 
 from simfbo import (
     DebugFederation,
@@ -328,9 +328,32 @@ def start(x, y):
 
 def test_the_ledger_is_not_known_in_a_trace():
     algorithm = Functional("counted", start, counted)
-    assert prepared(algorithm, made("everyone")) is None
+    reads = (
+        r"^Rounds of counted run one at a time: it reads federation\.ledger at line \d+ of test_"
+    )
+    with pytest.warns(UserWarning, match=reads):
+        assert prepared(algorithm, made("everyone")) is None
     both = [go(algorithm, made("everyone", strategy)).state.y for strategy in ("lanes", "batches")]
     np.testing.assert_allclose(*both, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state if state.x[0] > 9 else state, "it branches on an array"),
+        (lambda state: state._replace(x=np.asarray(state.x)), "it converts an array to NumPy"),
+        (lambda state: state._replace(x=float(state.x[0]) * state.x), "it needs the value of an"),
+    ],
+)
+def test_a_method_that_cannot_be_compiled_triggers_one_warning_with_the_reason(change, reason):
+    method = Changed(METHODS["simfbo"], lambda round, state, *rest: change(round(state, *rest)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            run(method, made("everyone"), TASK.x0, TASK.y0, rounds=2)
+    (warning,) = caught
+    assert f"Rounds of SimFBO run one at a time: {reason}" in str(warning.message)
+    assert "of test_blocks.py, '(lambda state: state" in str(warning.message)
 
 
 def test_a_state_with_python_numbers():

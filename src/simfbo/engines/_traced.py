@@ -37,7 +37,7 @@ def traced_round(method: Method) -> Round:
 
 
 class NeedsHost(Exception):
-    """A round cannot be traced."""
+    """A round cannot be traced; the argument says why."""
 
 
 class Noted(NamedTuple):
@@ -70,24 +70,24 @@ class _Common:
     @property
     def p(self) -> np.ndarray:
         """Refuse: the weights are no constants of a program."""
-        raise NeedsHost
+        raise NeedsHost("it reads federation.p")
 
     @property
     def ledger(self) -> Ledger:
         """Refuse: it is counted after the rounds."""
-        raise NeedsHost
+        raise NeedsHost("it reads federation.ledger")
 
     @property
     def refusals(self) -> list[Refusal]:
         """Refuse: they are known after the rounds."""
-        raise NeedsHost
+        raise NeedsHost("it reads federation.refusals")
 
     def index(self, cohort: Cohort) -> int:
         """Return which of the cohorts so far this is."""
         for c, ids in enumerate(self.ids):
             if cohort.ids is ids:
                 return c
-        raise NeedsHost
+        raise NeedsHost("it asks a cohort that federation.cohort did not return")
 
 
 class _Factor(NamedTuple):
@@ -159,7 +159,7 @@ class Listener(_Common):
         call = Call(step, Parts.of(step), payload, server.example, plan, key, single)
         like, layout = engine.like(call), engine.layout(call, server.cohort is not None)
         if layout is None:
-            raise NeedsHost
+            raise NeedsHost("its clients run in lanes")
         down = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), payload)
         stacked = engine.stacks(call, like)
         codecs = engine.codecs_of(client_step)
@@ -197,7 +197,7 @@ def listen(method: Parts, server: Server, fixed: Fixed, state: PyTree, length: i
     if not server.draws:
         return Script(tuple(listener.exchanges), (), None)
     if _depends_on_more_than_the_last(closed.jaxpr):
-        raise NeedsHost
+        raise NeedsHost("its random keys depend on the state")
 
     def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
         unused = [jnp.zeros_like(value.aval) for value in closed.jaxpr.invars[:-1]]

@@ -11,10 +11,15 @@ same. A round in which something unusual happens (too few replies, a variable th
 the block before it, and the runner does it again on the host.
 """
 
+import sysconfig
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +37,7 @@ from simfbo.engines._messages import form
 from simfbo.engines._notes import Notes, flat
 from simfbo.engines._script import Script, as_inputs
 from simfbo.engines._server import Row, Server
-from simfbo.engines._traced import Noted, Traced, listen, traced_round
+from simfbo.engines._traced import NeedsHost, Noted, Traced, listen, traced_round
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of
 
@@ -249,8 +254,8 @@ def _build(method: Parts, server: Server, state: PyTree, measure: Measure) -> _C
     engine, fixed = server.engine, server.fixed
     try:
         script = listen(method, server, fixed, state, LONGEST)
-    except Exception:  # whatever is wrong is said where the round runs by itself
-        return None
+    except Exception as error:  # one of the author's is raised where the round runs by itself
+        return _not_compiled(method, error)
     notes = sum(one.size * (2 + len(jax.tree.leaves(one.like))) for one in script.exchanges)
     length = max(1, min(LONGEST, _NOTES // max(1, notes)))
     count = sum(z is not None for z in method.joined().point(state))
@@ -266,9 +271,44 @@ def _build(method: Parts, server: Server, state: PyTree, measure: Measure) -> _C
     job = partial(_block, method, script, server, measure, length, shapes)
     try:
         lowered = jax.jit(job).lower(given, np.int32(1))
-    except Exception:
-        return None
+    except Exception as error:
+        return _not_compiled(method, error)
     return _Compiled(script, length, lowered.compile(), Notes.of(shapes[-1]))
+
+
+_REASONS: dict[type[Exception], str] = {
+    jax.errors.TracerBoolConversionError: "it branches on an array",
+    jax.errors.TracerIntegerConversionError: "it needs an array as a whole number",
+    jax.errors.TracerArrayConversionError: "it converts an array to NumPy",
+    jax.errors.ConcretizationTypeError: "it needs the value of an array",
+    jax.errors.NonConcreteBooleanIndexError: "the shape of an array depends on values",
+    NeedsHost: "",
+}
+_PACKAGE = Path(__file__).parents[1]
+_BELOW = (  # files below the method's code in a traceback
+    str(_PACKAGE / "engines"),
+    str(_PACKAGE / "core" / "federation.py"),
+    *(str(Path(module.__file__ or "").parent) for module in (jax, eqx, np)),
+    sysconfig.get_paths()["stdlib"],
+)
+
+
+def _not_compiled(method: Parts, error: Exception) -> None:
+    """Warn that rounds run one at a time, with the reason and the line of the author's code.
+
+    docs/explanation-performance.md lists what of the library needs the host.
+    """
+    reason = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_BELOW)]
+    if reason is None or not own or own[-1].filename.startswith(str(_PACKAGE)):
+        return
+    at = own[-1]
+    warnings.warn(
+        f"Rounds of {method.joined().name} run one at a time: {reason or error} at line "
+        f"{at.lineno} of {Path(at.filename).name}, '{at.line}'.",
+        stacklevel=2,
+    )
 
 
 def _block(
