@@ -340,7 +340,10 @@ def test_the_ledger_is_not_known_in_a_trace():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda state: state if state.x[0] > 9 else state, "it branches on an array"),
+        (
+            lambda state: state if state.x[0] > 9 else state._replace(v=state.y),
+            "it branches on an array",
+        ),
         (lambda state: state._replace(x=np.asarray(state.x)), "it converts an array to NumPy"),
         (lambda state: state._replace(x=float(state.x[0]) * state.x), "it needs the value of an"),
     ],
