@@ -356,7 +356,7 @@ def test_a_method_that_cannot_be_compiled_triggers_one_warning_with_the_reason(c
             run(method, made("everyone"), TASK.x0, TASK.y0, rounds=2)
     (warning,) = caught
     assert f"Rounds of SimFBO run one at a time: {reason}" in str(warning.message)
-    assert "of test_blocks.py, '(lambda state: state" in str(warning.message)
+    assert "of test_blocks.py, '" in str(warning.message)
 
 
 def test_a_state_with_python_numbers():
