@@ -11,11 +11,11 @@ from rules import CENTRES, RULES, Rules, everywhere
 
 from simfbo import Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
-from simfbo.core.aggregation import combine
 from simfbo.core.data import ClientData
 from simfbo.core.federation import Client
 from simfbo.core.local_work import constant
 from simfbo.core.sampling import Cohort
+from simfbo.robust.aggregation import combine
 from simfbo.tasks._quadratic import PROBLEM, Quadratic, random_quadratic
 
 HETEROGENEITY, PROBLEMS, MANY = (0.0, 0.3, 1.0, 3.0), range(10), (20, 80, 320)

@@ -1,7 +1,7 @@
 """The aggregators that are compared."""
 
 from simfbo import Point
-from simfbo.core.aggregation import (
+from simfbo.robust.aggregation import (
     Aggregator,
     centred_clipping,
     clipped_mean,

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from simfbo import Point, SimulatedFederation
+from simfbo.codecs.messages import REQUEST_BYTES, decode_message, encode_message, up_key
 from simfbo.config.build import build_codecs, build_federation, build_method
 from simfbo.config.build_task import build_task
 from simfbo.config.run import checked
-from simfbo.core.codecs.messages import REQUEST_BYTES, decode_message, encode_message, up_key
 from simfbo.core.keys import client_key
 from simfbo.engines._coding import really_delivered
 from simfbo.experiments.experiment import load

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from simfbo import codecs
-from simfbo.core.codecs.laws import mutated, survives
+from simfbo.codecs.laws import mutated, survives
 
 FAMILY = (
     codecs.float32(), codecs.bfloat16(), codecs.dithered(0.5), codecs.dithered(4),

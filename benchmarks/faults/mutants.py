@@ -29,7 +29,7 @@ SURVEYS = {  # mutants to try, and tests
         70,
         "tests/core/test_admit.py tests/core/test_gate.py tests/engines/test_watched.py",
     ),
-    "core/aggregation": (70, "tests/core/test_aggregation.py"),
+    "robust/aggregation": (70, "tests/robust/test_aggregation.py"),
     "runs/checkpoint": (70, "tests/runs/test_checkpoint.py"),
     "core/sampling": (70, "tests/core/test_sampling.py tests/core/test_gate.py"),
     "runs/files": (

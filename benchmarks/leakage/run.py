@@ -24,12 +24,12 @@ from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import constant
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 from simfbo.engines import SimulatedFederation
 from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import UserError
+from simfbo.privacy import Privacy, private
 from simfbo.runs.style import save_svg
 from simfbo.tasks.models import moments
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import simfbo
-from simfbo.core import watch
 from simfbo.datasets import ImageData
+from simfbo.robust import anomalies
 from simfbo.tasks import Task, hyper_representation, quadratic
 from simfbo.tasks.models import mlp
 
@@ -65,7 +65,7 @@ def measure(make: Callable[[], Task], rounds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(TURNS + 2):
         for way, start in ways.items():
-            each = min(rounds, watch.EVERY_ONE) if start == 0 else rounds
+            each = min(rounds, anomalies.EVERY_ONE) if start == 0 else rounds
             took = seconds(tasks[way == "without"], each, start, way != "without")
             if turn >= 2:  # the first ones compile
                 times[way].append(took)

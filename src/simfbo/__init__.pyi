@@ -1,4 +1,4 @@
-from . import algorithms, checks, datasets, diagnostics, estimators, flower, tasks
+from . import algorithms, checks, codecs, datasets, diagnostics, estimators, flower, privacy, tasks
 from . import torch as torch
 from .core import (
     BilevelProblem,
@@ -11,18 +11,16 @@ from .core import (
     PerClient,
     Point,
     WithMemory,
-    aggregation,
     client_step,
-    codecs,
     federate,
     from_clients,
     local_work,
     partition,
-    privacy,
     sampling,
 )
 from .engines import DebugFederation, SimulatedFederation, cost
 from .errors import ClientError, TooFewReplies, UserError
+from .robust import aggregation
 from .runs import ClientMetric, ClientScores, History, run, trackers
 from .tasks import Task, solve
 

@@ -28,6 +28,10 @@ class ResumableError(UserError):
         return f"{self.advice} continue the run with resume=True."
 
 
+class BadMessage(ValueError):
+    """Bytes that are no message; the text continues "sent ..." and says what they are."""
+
+
 class MissingExtra(UserError):
     """An optional dependency is not installed; the message has the command that installs it."""
 

@@ -26,8 +26,8 @@ from simfbo.algorithms._pacing import size_of
 from simfbo.core.federation import View
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed
-from simfbo.core.privacy import Privacy, Protected, private
 from simfbo.core.sampling import drop_out, without_replacement
+from simfbo.privacy import Privacy, Protected, private
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
 

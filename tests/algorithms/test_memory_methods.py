@@ -23,12 +23,12 @@ from simfbo.algorithms import (
     simfbo,
     with_momenta,
 )
-from simfbo.core import aggregation
-from simfbo.core.codecs import Codecs, top_k
+from simfbo.codecs import Codecs, top_k
 from simfbo.core.local_work import coefficients, effective, fixed, momentum, proximal, sgd
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, without_replacement
 from simfbo.engines import cost
+from simfbo.privacy import Privacy, private
+from simfbo.robust import aggregation
 from simfbo.tasks import random_quadratic
 
 TAUS = [1, 2, 3, 5, 9]

@@ -188,7 +188,7 @@ def test_settings_that_do_not_fit_are_refused(simfbo, settings, sentence):
 
 @pytest.mark.filterwarnings("default::simfbo.errors.ClientWarning")
 def test_clients_that_stand_out_are_named_live_and_in_the_end(simfbo, monkeypatch):
-    monkeypatch.setattr("simfbo.core.watch.few", lambda *given: np.array([1]))
+    monkeypatch.setattr("simfbo.robust.anomalies.few", lambda *given: np.array([1]))
     flags = "--rounds", "9", "--detect-anomalies", "--output", "here"
     code, out, err = simfbo("run", "quadratic", *SMALL[:4], *flags)
     (line,) = History.load("here").warnings

@@ -31,11 +31,11 @@ from simfbo.core.local_work import (
     sgd,
     uniform,
 )
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, drop_out, everyone, with_replacement, without_replacement
 from simfbo.engines import blocks
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
+from simfbo.privacy import Privacy, private
 from simfbo.runs.verdict import measured
 from simfbo.tasks import quadratic
 

@@ -17,15 +17,16 @@ from simfbo import (
     codecs,
     cost,
     from_clients,
+    privacy,
     run,
 )
-from simfbo.core import privacy, sampling
-from simfbo.core.aggregation import median
-from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs
+from simfbo.codecs.messages import REQUEST_BYTES, Codecs
+from simfbo.core import sampling
 from simfbo.core.exchange import Reason
 from simfbo.core.gate import Reply
 from simfbo.core.ledger import Octets, Traffic
 from simfbo.engines._coding import weighed
+from simfbo.robust.aggregation import median
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=6, noise=0.3, batch_size=2, seed=2)

@@ -15,10 +15,10 @@ from simfbo.core.exchange import Reason
 from simfbo.core.federation import WithMemory
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import fixed
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import Cohort, drop_out, with_replacement, without_replacement
 from simfbo.engines import CountingFederation, DebugFederation, cost
 from simfbo.errors import TooFewReplies
+from simfbo.privacy import Privacy, private
 from simfbo.runs.checkpoint import files, load
 from simfbo.tasks import random_quadratic
 

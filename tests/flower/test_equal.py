@@ -15,10 +15,10 @@ from simfbo import (
     SimulatedFederation,
     UserError,
     algorithms,
+    codecs,
     run,
 )
-from simfbo.core import codecs, local_work
-from simfbo.core.aggregation import median
+from simfbo.core import local_work
 from simfbo.core.ledger import PerClient
 from simfbo.core.sampling import Cohort
 from simfbo.engines.compile_cache import PROGRAMS
@@ -26,6 +26,7 @@ from simfbo.flower import Deployment
 from simfbo.flower.app import FlowerFederation, _content, _package, client_app
 from simfbo.flower.deployment import simulate
 from simfbo.flower.wire import pack, unpack
+from simfbo.robust.aggregation import median
 from simfbo.tasks import quadratic
 
 STEPS = Point(x=0.05, y=0.1, v=0.1)

@@ -6,11 +6,11 @@ import pytest
 
 from simfbo import UserError, algorithms, run
 from simfbo.core import sampling
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 from simfbo.flower import app as adapter
 from simfbo.flower.app import FlowerFederation
+from simfbo.privacy import Privacy, private
 from simfbo.tasks import quadratic
 
 TASK = quadratic(clients=6, samples=5, noise=0.3, batch_size=2, seed=1)

@@ -11,13 +11,6 @@ import numpy as np
 import pytest
 
 from simfbo import Gate, Point, UserError
-from simfbo.core.aggregation import (
-    centred_clipping,
-    clipped_mean,
-    geometric_median,
-    median,
-    trimmed_mean,
-)
 from simfbo.core.exchange import Reason, Request
 from simfbo.core.gate import squared_norms
 from simfbo.core.sampling import Cohort
@@ -27,6 +20,13 @@ from simfbo.flower.deployment import simulate
 from simfbo.flower.sums import Partial, combined_sums, partial_sum
 from simfbo.flower.transport import Package
 from simfbo.flower.wire import BadPackage
+from simfbo.robust.aggregation import (
+    centred_clipping,
+    clipped_mean,
+    geometric_median,
+    median,
+    trimmed_mean,
+)
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "trust"
 

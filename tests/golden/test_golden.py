@@ -58,8 +58,8 @@ from simfbo.algorithms import (
 )
 from simfbo.core.gate import Gate
 from simfbo.core.keys import keyed
-from simfbo.core.privacy import Privacy, private
 from simfbo.engines import compile_cache
+from simfbo.privacy import Privacy, private
 
 ROUNDS, FEW_ROUNDS, CLIENTS, SEED = 12, 3, 6, 3
 STEPS, RADIUS = Point(x=0.05, y=0.1, v=0.08), 0.5

@@ -7,7 +7,7 @@ from functional import Changed
 from simfbo import History, Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
 from simfbo.core.data import from_clients, roomy
-from simfbo.core.privacy import Privacy, private
+from simfbo.privacy import Privacy, private
 from simfbo.runs import card, report
 from simfbo.tasks import quadratic
 

@@ -17,12 +17,12 @@ from simfbo import (
     Point,
     SimulatedFederation,
     UserError,
+    codecs,
     from_clients,
     privacy,
     run,
 )
 from simfbo.algorithms import fedbioacc_local, simfbo, with_momenta
-from simfbo.core import codecs
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.runs import report
 

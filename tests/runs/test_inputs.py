@@ -13,15 +13,15 @@ from functional import Functional
 
 from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import fedavg, fednest, simfbo
-from simfbo.core.aggregation import trimmed_mean
 from simfbo.core.data import federate, from_clients
 from simfbo.core.describe import describe
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed, momentum
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import without_replacement
 from simfbo.errors import UserError
+from simfbo.privacy import Privacy, private
+from simfbo.robust.aggregation import trimmed_mean
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.runner import run
 from simfbo.tasks import quadratic

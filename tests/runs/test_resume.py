@@ -16,11 +16,11 @@ from simfbo.algorithms import simfbo
 from simfbo.core.exchange import Exchange
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import momentum, proximal, sgd, uniform
-from simfbo.core.privacy import Privacy, private
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.engines.base import Engine
 from simfbo.engines.blocks import Blocks
 from simfbo.errors import UserError
+from simfbo.privacy import Privacy, private
 from simfbo.runs.checkpoint import files, load
 from simfbo.runs.history import History
 from simfbo.runs.runner import run

@@ -16,8 +16,8 @@ import jax
 
 from simfbo.checks import _laws, _memory_laws
 from simfbo.checks._law import GAMMA, Factory, Law, small_task
-from simfbo.core.codecs import Codec
-from simfbo.core.codecs import laws as codec_laws
+from simfbo.codecs import Codec
+from simfbo.codecs import laws as codec_laws
 
 __all__ = [
     "CODEC_LAWS",

@@ -276,7 +276,7 @@ def _begun(directory: Path) -> History:
 
 def _print_epsilon(built: "Built") -> None:
     """Print what a private run will have spent at its end."""
-    from simfbo.core.privacy import spent
+    from simfbo.privacy import spent
 
     config = built.config
     if config.privacy is not None:

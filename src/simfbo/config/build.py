@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from simfbo import checks
+from simfbo import checks, codecs
 from simfbo.algorithms import Plan, auto_steps, tuning_free, with_momenta
+from simfbo.codecs import Codec, Codecs
 from simfbo.config import codecs as settings_of_codecs
 from simfbo.config.catalogue import METHODS, MethodRecord, colour_of, factory_of, settings_model
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
@@ -22,17 +23,17 @@ from simfbo.config.fields import (
 )
 from simfbo.config.run import LocalWorkConfig, RunConfig
 from simfbo.config.safety import AggregationConfig, PrivacyConfig
-from simfbo.core import aggregation, codecs, local_work, sampling
-from simfbo.core.aggregation import Aggregator
-from simfbo.core.codecs import Codec, Codecs
+from simfbo.core import local_work, sampling
 from simfbo.core.data import FederatedData
 from simfbo.core.gate import Gate
 from simfbo.core.method import Method
-from simfbo.core.privacy import Privacy, private, spent
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.engines import DebugFederation, SimulatedFederation
 from simfbo.engines.base import Engine
 from simfbo.errors import UserError
+from simfbo.privacy import Privacy, private, spent
+from simfbo.robust import aggregation
+from simfbo.robust.aggregation import Aggregator
 from simfbo.runs.files import Json
 from simfbo.runs.history import History
 from simfbo.runs.runner import Evaluate, OnRound, run

@@ -1,6 +1,6 @@
 """What an algorithm is written with: problems, data, cohorts, and the federation."""
 
-from simfbo.core import aggregation, codecs, local_work, partition, privacy, sampling
+from simfbo.core import local_work, partition, sampling
 from simfbo.core.data import FederatedData, federate, from_clients
 from simfbo.core.federation import Client, Federation, WithMemory
 from simfbo.core.gate import Gate
@@ -20,13 +20,10 @@ __all__ = [
     "Point",
     "WithMemory",
     "Wrapper",
-    "aggregation",
     "client_step",
-    "codecs",
     "federate",
     "from_clients",
     "local_work",
     "partition",
-    "privacy",
     "sampling",
 ]

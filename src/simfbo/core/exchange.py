@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """A few numbers of each reply, to compare directions; see `simfbo.core.watch`.
+    """A few numbers of each reply, to compare directions; see `simfbo.robust.anomalies`.
 
     Attributes:
         rows: the numbers of the replies that are compared; zeros where a reply does not count.

@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage
 from simfbo.core.exchange import Reason, Refusal, Request
 from simfbo.core.problem import PyTree, Scalar
 from simfbo.core.trees import names
-from simfbo.errors import brief
+from simfbo.errors import BadMessage, brief
 
 
 class Gate(NamedTuple):

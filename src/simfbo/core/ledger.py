@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.exchange import EVALUATION
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import CHANNELS, PyTree, channel
 
 
 class PerClient(NamedTuple):

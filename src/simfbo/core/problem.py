@@ -6,7 +6,7 @@ A user writes the two losses; everything else is derived here with JAX products.
 ever formed. The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -79,6 +79,21 @@ def point_of(message: PyTree) -> Point[PyTree]:
         return message
     parts = message if isinstance(message, tuple) else ()
     return next((part for part in parts if isinstance(part, Point)), Point())
+
+
+CHANNELS = Point._fields
+
+
+def channel(path: Sequence[Any]) -> str | None:
+    """Return the channel of a message's leaf: the first of its names that is x, y or v.
+
+    Example:
+        >>> message = (Point(x={"v": 1.0}, v=2.0), 3.0)
+        >>> [channel(path) for path, _ in jax.tree.leaves_with_path(message)]
+        ['x', 'v', None]
+    """
+    found = (getattr(key, "name", None) for key in path)
+    return next((name for name in found if name in CHANNELS), None)
 
 
 class Weighted(NamedTuple):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from simfbo.core import trees, watch
+from simfbo.core import trees
 from simfbo.core.data import ClientData, FederatedData, OwnSplit, Split
 from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
@@ -24,6 +24,7 @@ from simfbo.core.local_work import LocalPlan
 from simfbo.core.problem import PyTree
 from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, Stacks, send
 from simfbo.engines._messages import slice_for, zeros_for
+from simfbo.robust import anomalies
 
 AXIS = "clients"
 _WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU
@@ -155,8 +156,8 @@ def _computed(
 ) -> Found:
     """Compute this device's clients, and add up what all devices found."""
     size, cohort = len(inputs.places), _Cohort(sender, inputs, layout, axis)
-    probe = watch.probe_of(like, size)
-    count = watch.compared(size)
+    probe = anomalies.probe_of(like, size)
+    count = anomalies.compared(size)
     probes = None if inputs.window is None else jnp.zeros((count, sum(probe.widths)))
     small = axis is None and layout.chunks == 1 and count == size
 
@@ -164,7 +165,7 @@ def _computed(
         if probes is None:
             return None
         if small:
-            return jax.vmap(lambda z: watch.take(probe, z))(messages)
+            return jax.vmap(lambda z: anomalies.take(probe, z))(messages)
         rows = jnp.where(positions < size, (positions - inputs.window) % size, size)
         return _probed(probe, probes, messages, rows)
 
@@ -340,12 +341,14 @@ def _weighted(weights: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.tensordot(weights.astype(rows.dtype), rows, 1, precision="highest")
 
 
-def _probed(probe: watch.Probe, probes: jax.Array, messages: PyTree, rows: jax.Array) -> jax.Array:
+def _probed(
+    probe: anomalies.Probe, probes: jax.Array, messages: PyTree, rows: jax.Array
+) -> jax.Array:
     """Return the probed numbers, with those of a chunk whose rows are among them."""
     count = len(probes)
 
     def put(probes: jax.Array) -> jax.Array:
-        found = jax.vmap(lambda z: watch.take(probe, z))(messages)
+        found = jax.vmap(lambda z: anomalies.take(probe, z))(messages)
         return probes.at[rows].set(found, mode="drop")
 
     if not probes.size:

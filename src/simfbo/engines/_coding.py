@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import trees
-from simfbo.core.codecs.messages import (
+from simfbo.codecs.messages import (
     Codecs,
     code_payload,
     decode_message,
@@ -18,12 +17,13 @@ from simfbo.core.codecs.messages import (
     start_of,
     up_key,
 )
+from simfbo.core import trees
 from simfbo.core.federation import ClientStep
 from simfbo.core.gate import Decode
 from simfbo.core.keys import client_key
 from simfbo.core.ledger import Octets, is_per_client
-from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import Point, PyTree
+from simfbo.privacy import clipped_again
 
 
 class Sent(NamedTuple):

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.core.codecs.messages import Codecs, code_message, up_key
+from simfbo.codecs.messages import Codecs, code_message, up_key
 from simfbo.core.data import ClientData, OwnSplit
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.keys import client_key
 from simfbo.core.local_work import LocalPlan
-from simfbo.core.privacy import clipped_again
 from simfbo.core.problem import PyTree
 from simfbo.engines._messages import answer
+from simfbo.privacy import clipped_again
 
 Rows = Any  # an array: NumPy's outside of a trace, JAX's inside
 
@@ -74,7 +74,7 @@ class Found(NamedTuple):
         total: the weighted sum of the messages that passed the gate, or all of them, stacked.
         squares: the squared norms of all messages, by position and leaf.
         passed: which of them passed the gate; None for all of them.
-        probes: what is compared of some (`simfbo.core.watch`); None where nothing is.
+        probes: what is compared of some (`simfbo.robust.anomalies`); None where nothing is.
         finite: whether all messages are finite, where `passed` is None.
         octets: bytes of the coded messages, zero where they are not computed; None without codecs.
         memory: what the clients remember if their messages count.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import trees, watch
+from simfbo.core import trees
 from simfbo.core.data import ClientData
 from simfbo.core.federation import Client
 from simfbo.core.gate import squared_norms, within
@@ -23,6 +23,7 @@ from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.engines._cohort import Found, Inputs, Place, Sender, Sent, send
 from simfbo.engines._messages import slice_for, zeros_for
+from simfbo.robust import anomalies
 
 _SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 Program = Callable[..., Any]
@@ -115,17 +116,17 @@ def _gated_sum(
         squares, passed = squares.at[j].set(own), passed.at[j].set(ok.astype(jnp.int32))
         if probes is not None:
             row = (j - inputs.window) % size
-            probes = probes.at[row].set(watch.take(probe, z), mode="drop")
+            probes = probes.at[row].set(anomalies.take(probe, z), mode="drop")
         octets = None if octets is None else octets.at[j].set(sent)
         memory = jax.tree.map(lambda rows, row: rows.at[j].set(row), memory, after)
         return total, squares, passed, probes, octets, memory
 
     like = jax.eval_shape(sent_by, 0).message
     squares = jnp.zeros((size, len(jax.tree.leaves(like))))
-    probe = watch.probe_of(like, size)
+    probe = anomalies.probe_of(like, size)
     probes = None
     if inputs.window is not None:
-        probes = jnp.zeros((watch.compared(size), sum(probe.widths)))
+        probes = jnp.zeros((anomalies.compared(size), sum(probe.widths)))
     octets = None if sender.codecs is None else jnp.zeros(size)
     passed, memory = jnp.zeros(size, jnp.int32), trees.zeros_like(inputs.memory)
     carry = zeros_for(size, stacked, like), squares, passed, probes, octets, memory

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from simfbo.core.codecs.messages import Codecs
+from simfbo.codecs.messages import Codecs
 from simfbo.core.problem import PyTree
 from simfbo.core.sampling import Cohort
 from simfbo.engines._batches import Layout

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from simfbo.core import aggregation, memory, trees, watch
-from simfbo.core.codecs.messages import code_payload, down_key, start_of
+from simfbo.codecs.messages import code_payload, down_key, start_of
+from simfbo.core import memory, trees
 from simfbo.core.exchange import Refusal
 from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.gate import occurrences
@@ -27,6 +27,7 @@ from simfbo.engines._cohort import Found, Inputs, Sender
 from simfbo.engines._script import Event, OneExchange, Script
 from simfbo.engines._server import Fixed, Server
 from simfbo.engines.base import Call
+from simfbo.robust import aggregation, anomalies
 
 Round = Callable[[PyTree, Federation, jax.Array], PyTree]
 
@@ -200,7 +201,8 @@ def listen(method: Parts, server: Server, fixed: Fixed, state: PyTree, length: i
         raise NeedsHost("its random keys depend on the state")
 
     def all_keys(root: jax.Array, first: jax.Array) -> list[jax.Array]:
-        unused = [jnp.zeros_like(value.aval) for value in closed.jaxpr.invars[:-1]]
+        inputs: list[Any] = [value.aval for value in closed.jaxpr.invars[:-1]]
+        unused = [jnp.zeros(value.shape, value.dtype) for value in inputs]
 
         def of_round(t: jax.Array) -> list[jax.Array]:
             return jaxpr_as_fun(closed)(*unused, jax.random.fold_in(root, t))
@@ -343,7 +345,7 @@ class Traced(_Common):
 
     def _window(self, clients: int, number: Any) -> Any:
         """Return the first position whose message is compared; None where none is."""
-        return watch.window_start(clients, number) if self.engine.detect_anomalies else None
+        return anomalies.window_start(clients, number) if self.engine.detect_anomalies else None
 
     def _work(self, places: Any) -> LocalDraw:
         """Return what some clients do in every round."""

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import aggregation, gate, memory, trees, watch
-from simfbo.core.aggregation import Aggregator
-from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
+from simfbo.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
+from simfbo.core import gate, memory, trees
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import EVALUATION, Exchange, Refusal, Request
 from simfbo.core.federation import Client, ClientStep
@@ -21,12 +20,14 @@ from simfbo.core.local_work import LocalPlan, LocalWork, constant
 from simfbo.core.method import Method, Parts, as_module, is_uncoded, require_unmodified_sums
 from simfbo.core.problem import Point, PyTree, Scalar
 from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
-from simfbo.core.watch import Memory, Suspicion
 from simfbo.engines._coding import Sent, decoder, delivered, weighed
 from simfbo.engines._cost import Cost, cost_of
 from simfbo.engines._messages import answer, form, slice_for
 from simfbo.engines.compile_cache import TRACES
 from simfbo.errors import TooFewReplies, UserError, brief
+from simfbo.robust import aggregation, anomalies
+from simfbo.robust.aggregation import Aggregator
+from simfbo.robust.anomalies import Memory, Suspicion
 
 
 class Call(NamedTuple):
@@ -266,7 +267,7 @@ class Engine(ABC):
     def observe(self, exchange: Exchange, weights: np.ndarray, norm: np.ndarray) -> None:
         """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
         before = self.observed.get("watch", {})
-        after, found_out = watch.observe(before, exchange, weights, norm, self.detect_anomalies)
+        after, found_out = anomalies.observe(before, exchange, weights, norm, self.detect_anomalies)
         self.suspicions += found_out
         if after != before:
             self.observed = {**self.observed, "watch": after}

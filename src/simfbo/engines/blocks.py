@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from simfbo.core import trees, watch
-from simfbo.core.codecs.messages import REQUEST_BYTES, Codecs
+from simfbo.codecs.messages import REQUEST_BYTES, Codecs
+from simfbo.core import trees
 from simfbo.core.exchange import Request
 from simfbo.core.federation import View
 from simfbo.core.ledger import Octets
@@ -40,6 +40,7 @@ from simfbo.engines._server import Row, Server
 from simfbo.engines._traced import NeedsHost, Noted, Traced, listen, traced_round
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.simulated import SimulatedFederation, exchange_of
+from simfbo.robust import anomalies
 
 LONGEST = 256  # rounds in a block
 _NOTES = 2**22  # numbers that come out of a block, about
@@ -164,7 +165,7 @@ class Blocks:
         if not self._engine.detect_anomalies:
             return np.zeros((self.length, kinds), bool)
         numbers = first + np.arange(self.length * kinds)
-        return watch.looks_at(numbers).reshape(self.length, kinds)
+        return anomalies.looks_at(numbers).reshape(self.length, kinds)
 
     def replay(self, outcome: Outcome) -> Iterator[int]:
         """Let the engine count and look at what came out of a block, round after round.

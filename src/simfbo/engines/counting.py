@@ -5,7 +5,7 @@ from typing import final
 import jax
 import numpy as np
 
-from simfbo.core.codecs.messages import Codecs, code_message, code_payload
+from simfbo.codecs.messages import Codecs, code_message, code_payload
 from simfbo.core.exchange import Exchange
 from simfbo.core.ledger import Ledger, is_per_client
 from simfbo.core.method import Method

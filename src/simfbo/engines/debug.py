@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.messages import Codecs, encode_message
+from simfbo.codecs.messages import Codecs, encode_message
 from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import Reply, admit, occurrences
 from simfbo.core.keys import client_key
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
-from simfbo.core.watch import probed
 from simfbo.engines._coding import Sent, code_key, really_delivered
 from simfbo.engines._messages import answer, combined, slice_for
 from simfbo.engines.base import Call, Engine
 from simfbo.errors import ClientError, UserError
+from simfbo.robust.anomalies import probed
 
 Wire = Callable[[list[Any]], list[Any]]
 

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from simfbo.core import memory, trees, watch
-from simfbo.core.aggregation import Aggregator
-from simfbo.core.codecs.messages import Codecs
+from simfbo.codecs.messages import Codecs
+from simfbo.core import memory, trees
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
 from simfbo.core.gate import Finding, Gate, limit_of, occurrences, too_large
@@ -29,6 +28,8 @@ from simfbo.engines._messages import form
 from simfbo.engines.base import Call, Engine
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
+from simfbo.robust import anomalies
+from simfbo.robust.aggregation import Aggregator
 
 Strategy = Literal["auto", "lanes", "batches"]
 _WEIGHED = 2  # clients in an exchange whose entropy codes are measured
@@ -210,7 +211,7 @@ class SimulatedFederation(Engine):
 
     def _window(self, clients: int, number: int) -> np.int32 | None:
         """Return the first position whose message is compared; None where none is."""
-        return np.int32(watch.window_start(clients, number)) if self.detect_anomalies else None
+        return np.int32(anomalies.window_start(clients, number)) if self.detect_anomalies else None
 
 
 def _mesh(devices: int | None) -> Mesh | None:
@@ -235,8 +236,8 @@ def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate)
     admitted = ~absent if found.passed is None else np.asarray(found.passed) > 0
     refusals = _refusals(request, admitted, absent, squares, rules)
     probed = None
-    if found.probes is not None and watch.looks_at(request.number):
-        widths = watch.probe_of(request.like, len(absent)).widths
+    if found.probes is not None and anomalies.looks_at(request.number):
+        widths = anomalies.probe_of(request.like, len(absent)).widths
         probed = Probed(np.asarray(found.probes, float), widths)
     octets = None
     if found.octets is not None:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from simfbo.codecs import Codecs
 from simfbo.core._start import variable
-from simfbo.core.aggregation import Aggregator
-from simfbo.core.codecs import Codecs
 from simfbo.core.data import FederatedData, checked_weights, from_clients
 from simfbo.core.federation import ClientStep
 from simfbo.core.gate import Gate
@@ -25,6 +24,7 @@ from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Sampler
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
+from simfbo.robust.aggregation import Aggregator
 from simfbo.runs.client_metrics import Asked, evaluation_of
 from simfbo.runs.files import Json
 from simfbo.runs.history import History

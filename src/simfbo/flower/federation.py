@@ -13,13 +13,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from simfbo.core.codecs.messages import Codecs, down_key, up_key
+from simfbo.codecs.messages import Codecs, down_key, up_key
 from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import Reply, admit
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
-from simfbo.core.watch import Suspicion, probed
 from simfbo.engines._coding import Sent, really_delivered
 from simfbo.engines._messages import combined
 from simfbo.engines.base import Call, Engine
@@ -39,6 +38,7 @@ from simfbo.flower.node import (
 from simfbo.flower.sums import Partial, combined_sums, partial_sum
 from simfbo.flower.transport import Envelope, Failure, Package, Response, Transport
 from simfbo.flower.wire import BadPackage
+from simfbo.robust.anomalies import Suspicion, probed
 from simfbo.runs.files import Json
 
 Parts = dict[int, np.ndarray]  # positions in the cohort, by node

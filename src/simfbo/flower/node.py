@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from simfbo.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core import trees
-from simfbo.core.codecs.messages import Codecs, decode_payload, encode_message, start_of
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import EVALUATION
 from simfbo.core.federation import ClientStep

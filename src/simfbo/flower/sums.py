@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import aggregation, trees
-from simfbo.core.aggregation import Aggregator
+from simfbo.core import trees
 from simfbo.core.exchange import Reason, Request
 from simfbo.core.gate import Gate, mismatch, too_large
 from simfbo.core.problem import Point, PyTree
@@ -26,6 +25,8 @@ from simfbo.core.sampling import Cohort
 from simfbo.flower.node import is_answer, messages_in
 from simfbo.flower.transport import Package
 from simfbo.flower.wire import BadPackage
+from simfbo.robust import aggregation
+from simfbo.robust.aggregation import Aggregator
 
 
 class Partial(NamedTuple):

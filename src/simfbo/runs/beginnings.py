@@ -11,9 +11,9 @@ import numpy as np
 
 from simfbo.core.data import FederatedData
 from simfbo.core.method import Method
-from simfbo.core.privacy import privacy_of, spent
 from simfbo.core.problem import PyTree
 from simfbo.errors import MissingExtra, UserError, brief
+from simfbo.privacy import privacy_of, spent
 from simfbo.runs.client_scores import Goals, columns_of
 from simfbo.runs.files import Json
 from simfbo.runs.history import versions

@@ -16,10 +16,10 @@ from simfbo.core.exchange import EVALUATION
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.keys import Purpose
 from simfbo.core.method import Method
-from simfbo.core.privacy import privacy_of
 from simfbo.core.problem import Loss, Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError
+from simfbo.privacy import privacy_of
 from simfbo.runs.client_scores import ClientScores, Goals
 
 

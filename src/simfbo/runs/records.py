@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simfbo.core.aggregation import CHANNELS
 from simfbo.core.ledger import Ledger
+from simfbo.core.problem import CHANNELS
 from simfbo.errors import UserError, brief
 from simfbo.runs.client_scores import is_column
 from simfbo.runs.files import Json

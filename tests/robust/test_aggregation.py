@@ -8,7 +8,8 @@ from scipy import optimize, stats
 
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError
 from simfbo.algorithms import simfbo
-from simfbo.core.aggregation import (
+from simfbo.core.data import from_clients
+from simfbo.robust.aggregation import (
     centred_clipping,
     channel,
     clipped_mean,
@@ -19,7 +20,6 @@ from simfbo.core.aggregation import (
     needs_stack,
     trimmed_mean,
 )
-from simfbo.core.data import from_clients
 from simfbo.tasks import Quadratic
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,6 @@ vanish where honest clients differ: docs/explanation-aggregators.md measures it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import _coordinates
-from simfbo.core._centres import moved_centre, or_one, shrink
-from simfbo.core._coordinates import Combine, by_coordinate, flat, weighted_sum
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.problem import CHANNELS, Point, PyTree, channel
 from simfbo.errors import UserError
+from simfbo.robust import _coordinates
+from simfbo.robust._centres import moved_centre, or_one, shrink
+from simfbo.robust._coordinates import Combine, by_coordinate, flat, weighted_sum
 
 __all__ = [
     "Aggregator",
@@ -30,8 +29,6 @@ __all__ = [
     "median",
     "trimmed_mean",
 ]
-
-CHANNELS = Point._fields
 
 
 class Aggregator(NamedTuple):
@@ -182,19 +179,6 @@ def _rule(aggregators: Point[Aggregator | None], name: str | None) -> Combine | 
     """Return how a channel is combined; None for the weighted sum."""
     chosen = None if name is None else getattr(aggregators, name)
     return None if chosen is None else chosen.combine
-
-
-def channel(path: Sequence[Any]) -> str | None:
-    """Return the channel of a message's leaf: the first of its names that is x, y or v.
-
-    Example:
-        >>> from simfbo.core.problem import Point
-        >>> message = (Point(x={"v": 1.0}, v=2.0), 3.0)
-        >>> [channel(path) for path, _ in jax.tree.leaves_with_path(message)]
-        ['x', 'v', None]
-    """
-    found = (getattr(key, "name", None) for key in path)
-    return next((name for name in found if name in CHANNELS), None)
 
 
 def _paths(message: PyTree) -> list[Any]:

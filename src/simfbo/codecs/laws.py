@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage, Codec, framed, leaf_key, received, varint
+from simfbo.codecs.codec import BadMessage, Codec, framed, leaf_key, received, varint
 
 _KEYS = 2000
 _MUTANTS = 100

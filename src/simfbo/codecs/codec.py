@@ -21,16 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.problem import PyTree
-from simfbo.errors import MissingExtra
+from simfbo.errors import BadMessage, MissingExtra
 
 Shape = tuple[int, ...]
 Symbols = Any
 P = ParamSpec("P")
 _RAW, _CODED, _NOT_FINITE = b"\0", b"\1", b"\2"
-
-
-class BadMessage(ValueError):
-    """Bytes that are no message; the text continues "sent ..." and says what they are."""
 
 
 class Codec(NamedTuple):

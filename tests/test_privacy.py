@@ -12,9 +12,9 @@ from scipy import optimize, stats
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import auto_steps, fedmbo, simfbo, with_momenta
 from simfbo.core.data import from_clients
-from simfbo.core.privacy import Privacy, clip, epsilon, noisy, private, spent
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import without_replacement
+from simfbo.privacy import Privacy, clip, epsilon, noisy, private, spent
 from simfbo.tasks import random_quadratic
 from simfbo.tasks.models import Linear
 

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simfbo import Point, UserError, checks
-from simfbo.core import codecs
-from simfbo.core.codecs import BadMessage, Codecs, _entropy, _lowrank, laws
-from simfbo.core.codecs._shared_noise import dither, ordered_sum, random_bits, root_mean_square
-from simfbo.core.codecs.codec import framed, read_varint, received, unframed, varint
-from simfbo.core.codecs.messages import (
+from simfbo import Point, UserError, checks, codecs
+from simfbo.codecs import BadMessage, Codecs, _entropy, _lowrank, laws
+from simfbo.codecs._shared_noise import dither, ordered_sum, random_bits, root_mean_square
+from simfbo.codecs.codec import framed, read_varint, received, unframed, varint
+from simfbo.codecs.messages import (
     code_message,
     code_payload,
     decode_message,
@@ -156,7 +155,7 @@ def test_random_subset_is_unbiased_exactly():
 
 
 def test_eden_would_be_biased_on_a_few_numbers_which_travel_as_they_are():
-    from simfbo.core.codecs import _eden
+    from simfbo.codecs import _eden
 
     z = np.array([3.0, -1.0, 0.5, 0.1])
     signs = np.array(list(itertools.product([1, -1], repeat=4)))

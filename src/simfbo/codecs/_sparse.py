@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs._entropy import packed, unpacked
-from simfbo.core.codecs._shared_noise import random_bits
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once
+from simfbo.codecs._entropy import packed, unpacked
+from simfbo.codecs._shared_noise import random_bits
+from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once
 from simfbo.errors import UserError
 
 _LEVELS = 2**16

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs._entropy import packed, unpacked
-from simfbo.core.codecs._shared_noise import ordered_sum, power_of_two, random_bits, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once, floats
+from simfbo.codecs._entropy import packed, unpacked
+from simfbo.codecs._shared_noise import ordered_sum, power_of_two, random_bits, settled
+from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once, floats
 from simfbo.errors import UserError
 
 # Lloyd-Max centroids of the standard normal distribution, those above zero, by bits; and the

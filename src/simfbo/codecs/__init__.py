@@ -7,13 +7,13 @@
 docs/explanation-communication.md says which to choose, and what they cost.
 """
 
-from simfbo.core.codecs._dithered import dithered
-from simfbo.core.codecs._eden import eden
-from simfbo.core.codecs._lowrank import lowrank
-from simfbo.core.codecs._plain import bfloat16, float32
-from simfbo.core.codecs._sparse import random_subset, top_k
-from simfbo.core.codecs.codec import BadMessage, Codec
-from simfbo.core.codecs.messages import Codecs, relative_to_start
+from simfbo.codecs._dithered import dithered
+from simfbo.codecs._eden import eden
+from simfbo.codecs._lowrank import lowrank
+from simfbo.codecs._plain import bfloat16, float32
+from simfbo.codecs._sparse import random_subset, top_k
+from simfbo.codecs.codec import BadMessage, Codec
+from simfbo.codecs.messages import Codecs, relative_to_start
 
 __all__ = [
     "BadMessage",

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage, read_varint, varint
+from simfbo.codecs.codec import BadMessage, read_varint, varint
 from simfbo.errors import MissingExtra, missing
 
 HAS_RANGE_CODER = importlib.util.find_spec("constriction") is not None

@@ -1,4 +1,4 @@
-"""Rules that combine stacked messages coordinate by coordinate, for `simfbo.core.aggregation`."""
+"""Rules that combine stacked messages coordinate by coordinate, for `simfbo.robust.aggregation`."""
 
 from __future__ import annotations
 

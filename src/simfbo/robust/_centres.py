@@ -1,4 +1,4 @@
-"""Rules that move a centre towards stacked messages, for `simfbo.core.aggregation`."""
+"""Rules that move a centre towards stacked messages, for `simfbo.robust.aggregation`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from simfbo.core._coordinates import by_blocks, flat, middle, weighted_sum
 from simfbo.core.problem import Scalar
+from simfbo.robust._coordinates import by_blocks, flat, middle, weighted_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

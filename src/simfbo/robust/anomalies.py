@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core._suspicion import Kind, Suspicion, text_of
-from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.exchange import Exchange, Probed, Reason, Request
-from simfbo.core.problem import PyTree
+from simfbo.core.problem import CHANNELS, PyTree, channel
+from simfbo.robust._suspicion import Kind, Suspicion, text_of
 
 Memory = dict[str, Any]  # JSON values
 

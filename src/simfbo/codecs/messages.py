@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.aggregation import CHANNELS, channel
-from simfbo.core.codecs.codec import (
+from simfbo.codecs.codec import (
     BadMessage,
     Codec,
     decode_leaf,
@@ -28,7 +27,7 @@ from simfbo.core.codecs.codec import (
 )
 from simfbo.core.keys import Purpose
 from simfbo.core.ledger import is_per_client, payload_channels, payload_parts
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.problem import CHANNELS, Point, PyTree, channel
 from simfbo.errors import UserError
 
 REQUEST_BYTES = 32  # that travel with a payload: exchange, client step, tau, three step sizes, key

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs import _entropy as entropy
-from simfbo.core.codecs._dithered import FINEST, dithered, require_step
-from simfbo.core.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
-from simfbo.core.codecs._shared_noise import dither, root_mean_square, safe, settled
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once
+from simfbo.codecs import _entropy as entropy
+from simfbo.codecs._dithered import FINEST, dithered, require_step
+from simfbo.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
+from simfbo.codecs._shared_noise import dither, root_mean_square, safe, settled
+from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once
 from simfbo.errors import UserError
 
 _BITS = 4  # of the dither of factors

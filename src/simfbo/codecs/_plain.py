@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core.codecs.codec import BadMessage, Codec, Shape, built_once, floats
+from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once, floats
 
 
 @built_once

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from simfbo.core import trees
-from simfbo.core.aggregation import CHANNELS, channel
 from simfbo.core.federation import (
     Client,
     ClientStep,
@@ -25,7 +24,7 @@ from simfbo.core.federation import (
 )
 from simfbo.core.keys import Purpose, secret_key
 from simfbo.core.method import Method, Wrapper, as_module, is_uncoded, require_unmodified_sums
-from simfbo.core.problem import Point, PyTree
+from simfbo.core.problem import CHANNELS, Point, PyTree, channel
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError, require
 
