@@ -50,6 +50,22 @@ def test_a_value_without_a_text_below_it_has_no_documentation():
     assert API.documentation(sampling, "Sampler") == ""
 
 
+def test_what_a_method_is_written_with_is_public():
+    imported = re.findall("^from (simfbo.*) import", text_of("how-to-write-an-algorithm.md"), re.M)
+    assert set(imported) <= set(API.NAMESPACES)
+
+
+@pytest.mark.parametrize("name", ["fedmsa", "lfednest", "fedmbo", "aggitd"])
+def test_a_method_is_named_in_its_file_in_the_list_and_in_its_record(name):
+    files = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        if re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))
+    }
+    assert files == {"algorithms/__init__.py", f"algorithms/_{name}.py", "config/methods.py"}
+    assert (DOCS / f"reference-{name}.md").is_file()
+
+
 def test_every_namespace_has_a_section():
     modules = {n for n in dir(simfbo) if isinstance(getattr(simfbo, n), type(simfbo))}
     assert modules == {"aggregation", "algorithms", "checks", "codecs", "datasets", "diagnostics",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 # Where to import a namespace from, by the name that users know.
 NAMESPACES = {
     "simfbo": "simfbo",
+    "simfbo.core": "simfbo.core",
     "simfbo.algorithms": "simfbo.algorithms",
     "simfbo.tasks": "simfbo.tasks",
     "simfbo.datasets": "simfbo.datasets",

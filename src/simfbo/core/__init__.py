@@ -1,12 +1,21 @@
-"""What an algorithm is written with: problems, data, cohorts, and the federation."""
+"""What a method is written with: problems, their derivatives, data, cohorts, and the federation."""
 
-from simfbo.core import local_work, partition, sampling
+from simfbo.core import local_work, partition, sampling, trees
 from simfbo.core.data import FederatedData, federate, from_clients
-from simfbo.core.federation import Client, Federation, WithMemory
+from simfbo.core.federation import Client, Federation, View, WithMemory
 from simfbo.core.gate import Gate
 from simfbo.core.ledger import Ledger, PerClient
 from simfbo.core.method import Method, Wrapper, client_step
-from simfbo.core.problem import BilevelProblem, Point
+from simfbo.core.problem import (
+    BilevelProblem,
+    Point,
+    directions,
+    grad_lower_y,
+    grad_upper_x,
+    grad_upper_y,
+    hvp,
+    mixed,
+)
 
 __all__ = [
     "BilevelProblem",
@@ -18,12 +27,20 @@ __all__ = [
     "Method",
     "PerClient",
     "Point",
+    "View",
     "WithMemory",
     "Wrapper",
     "client_step",
+    "directions",
     "federate",
     "from_clients",
+    "grad_lower_y",
+    "grad_upper_x",
+    "grad_upper_y",
+    "hvp",
     "local_work",
+    "mixed",
     "partition",
     "sampling",
+    "trees",
 ]
