@@ -15,6 +15,7 @@ from typing import NamedTuple
 NAMESPACES = {
     "simfbo": "simfbo",
     "simfbo.core": "simfbo.core",
+    "simfbo.ranges": "simfbo.ranges",
     "simfbo.algorithms": "simfbo.algorithms",
     "simfbo.tasks": "simfbo.tasks",
     "simfbo.datasets": "simfbo.datasets",

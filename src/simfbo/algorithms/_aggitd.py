@@ -25,6 +25,7 @@ from simfbo.algorithms._fednest import Drifts
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.method import Method, client_step, marked
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_upper_x, mixed
+from simfbo.ranges import Count
 
 
 class AggregatedOracles(eqx.Module):
@@ -132,7 +133,7 @@ def _two_clients(client: Client) -> tuple[Client, Client]:
     return client._replace(key=first), client._replace(key=second)
 
 
-def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: int = 5) -> Method:
+def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: Count = 5) -> Method:
     """FBO-AggITD, which solves the linear system while it updates y.
 
     Q is drawn uniformly from {0..K-1}. For t = 0 .. K-1, with lambda the step of v:

@@ -24,6 +24,7 @@ from simfbo.core import trees
 from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.ranges import Positive
 
 
 class FedBiO(Method):
@@ -61,7 +62,7 @@ class FedBiO(Method):
         return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, payload), payload)
 
 
-def fedbio(problem: BilevelProblem, steps: Point[float], radius: float | None = None) -> Method:
+def fedbio(problem: BilevelProblem, steps: Point[float], radius: Positive | None = None) -> Method:
     """FedBiO; its authors let every client take part in every round.
 
     Client i takes tau_i steps on all three variables at once, from the iterates at k,

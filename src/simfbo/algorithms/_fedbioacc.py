@@ -28,6 +28,7 @@ from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import UserError
+from simfbo.ranges import Positive
 
 
 class AccState(NamedTuple):
@@ -110,10 +111,10 @@ class FedBiOAcc(Method):
 def fedbioacc(
     problem: BilevelProblem,
     steps: Point[float],
-    radius: float | None = None,
-    delta: float = 10.0,
-    u: float = 1000.0,
-    c: float = 0.1,
+    radius: Positive | None = None,
+    delta: Positive = 10.0,
+    u: Positive = 1000.0,
+    c: Positive = 0.1,
 ) -> Method:
     """FedBiOAcc; its authors let every client take part in every round.
 

@@ -28,6 +28,7 @@ from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.ledger import PerClient
 from simfbo.core.method import Method, marked
 from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.ranges import Count
 
 
 class FedMBO(Method):
@@ -96,8 +97,8 @@ class ReleasedFedMBO(FedMBO):
 def fedmbo(
     problem: BilevelProblem,
     steps: Point[float],
-    lower_rounds: int = 1,
-    neumann_terms: int = 5,
+    lower_rounds: Count = 1,
+    neumann_terms: Count = 5,
     mode: Mode = "paper",
 ) -> Method:
     """FedMBO; its authors sample clients with replacement, and clients take no local steps.

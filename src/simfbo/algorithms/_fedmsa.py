@@ -28,6 +28,7 @@ from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
 from simfbo.errors import UserError
+from simfbo.ranges import Fraction, Positive
 
 
 class MsaState(NamedTuple):
@@ -103,8 +104,8 @@ class FedMSA(Method):
 def fedmsa(
     problem: BilevelProblem,
     steps: Point[float],
-    momentum: float = 0.1,
-    radius: float | None = None,
+    momentum: Fraction = 0.1,
+    radius: Positive | None = None,
 ) -> Method:
     """FedMSA, with variance-reduced directions on the server and on the clients.
 

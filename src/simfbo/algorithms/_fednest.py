@@ -33,6 +33,7 @@ from simfbo.core.method import Method, client_step, marked
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y, grad_upper_x
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError
+from simfbo.ranges import Count
 
 Keys = Iterator[jax.Array]
 
@@ -196,8 +197,8 @@ class ReleasedFedNest(FedNest):
 def fednest(
     problem: BilevelProblem,
     steps: Point[float],
-    lower_rounds: int = 1,
-    neumann_terms: int = 5,
+    lower_rounds: Count = 1,
+    neumann_terms: Count = 5,
     mode: Mode = "paper",
     drawn: bool = False,
     one_upper_step: bool = False,

@@ -26,6 +26,7 @@ from simfbo.core.problem import (
     hvp,
     residual,
 )
+from simfbo.ranges import Count
 
 
 class State(NamedTuple):
@@ -103,7 +104,7 @@ class LFedNest(Method):
 
 
 def lfednest(
-    problem: BilevelProblem, steps: Point[float], lower_rounds: int = 1, neumann_terms: int = 5
+    problem: BilevelProblem, steps: Point[float], lower_rounds: Count = 1, neumann_terms: Count = 5
 ) -> Method:
     """LFedNest, with every client's own hypergradient.
 

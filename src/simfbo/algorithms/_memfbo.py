@@ -5,6 +5,8 @@ No product with a Hessian: the lower problem enters as a penalty, and the hyperg
 difference of two gradients. One communication round per iteration, as SimFBO.
 """
 
+from typing import Annotated, Literal
+
 import jax
 
 from simfbo.algorithms._common import Server
@@ -15,6 +17,7 @@ from simfbo.core.federation import Client
 from simfbo.core.method import Method
 from simfbo.core.problem import BilevelProblem, Point, PyTree, evaluate
 from simfbo.errors import UserError
+from simfbo.ranges import Channels, Positive
 
 
 class MemFBO(PenaltyMethod):
@@ -37,10 +40,10 @@ class MemFBO(PenaltyMethod):
 
 def memfbo(
     problem: BilevelProblem,
-    local: Point[float],
+    local: Annotated[Point[float], Channels("xy")],
     server: Server | None = None,
-    penalty: float = 100.0,
-    order: int = 1,
+    penalty: Positive = 100.0,
+    order: Literal[1, 2] = 1,
 ) -> Method:
     """MemFBO, which needs no second derivatives: the lower problem becomes a penalty.
 

@@ -19,6 +19,7 @@ from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.errors import UserError
+from simfbo.ranges import Fraction, Positive
 
 Control = Literal["mean", "storm", "memory"]
 
@@ -46,9 +47,9 @@ def mimefbo(
     problem: BilevelProblem,
     local: Point[float],
     server: Server | None = None,
-    radius: float | None = None,
+    radius: Positive | None = None,
     control: Control = "mean",
-    theta: float = 1.0,
+    theta: Fraction = 1.0,
 ) -> Method:
     """MimeFBO: exact at any local step size and for unequal local work; arguments as for `simfbo`.
 

@@ -26,6 +26,7 @@ from simfbo.core import trees
 from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.ranges import Positive
 
 
 class ShroState(NamedTuple):
@@ -69,7 +70,7 @@ def shrofbo(
     problem: BilevelProblem,
     local: Point[float],
     server: Server | None = None,
-    radius: float | None = None,
+    radius: Positive | None = None,
     independent_batches: bool = False,
 ) -> Method:
     """ShroFBO, for clients that do unequal amounts of local work; arguments as for `simfbo`.

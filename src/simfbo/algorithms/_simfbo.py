@@ -23,6 +23,7 @@ from simfbo.algorithms._personal import PersonalSimFBO
 from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.ranges import Positive
 
 
 class SimFBO(SingleLoop):
@@ -52,7 +53,7 @@ def simfbo(
     problem: BilevelProblem,
     local: Point[float],
     server: Server | None = None,
-    radius: float | None = None,
+    radius: Positive | None = None,
     independent_batches: bool = False,
 ) -> Method:
     """SimFBO, for clients that all do the same amount of local work.

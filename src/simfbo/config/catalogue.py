@@ -35,6 +35,7 @@ class MethodRecord(NamedTuple):
         factory: (problem, local, server, ...) or (problem, steps, ...) -> Algorithm, or where to
             import it from, as "package.module:name".
         settings: the model of its settings; None to derive it from the factory's signature.
+        defaults: of settings, where a configuration has others than the factory.
         sampling: how its authors sample clients, where that is not without replacement.
         one_exchange: whether it makes one exchange per cohort, so that privacy can be accounted.
         adds_up_work: whether clients that do more local work count for more.
@@ -55,6 +56,7 @@ class MethodRecord(NamedTuple):
     title: str
     factory: str | Callable[..., Any]
     settings: type[MethodSettings] | None = None
+    defaults: Mapping[str, Any] = {}
     sampling: str | None = None
     one_exchange: bool = False
     adds_up_work: bool = False
@@ -231,12 +233,14 @@ def settings_model(record: MethodRecord | TaskRecord) -> type[Any]:
     factory = factory_of(record)
     if not callable(factory):  # a task that is ready
         return TaskSettings
-    return _derived(record.name, factory, isinstance(record, MethodRecord))
+    if isinstance(record, TaskRecord):
+        return _derived(record.name, factory, TaskSettings, ())
+    return _derived(record.name, factory, MethodSettings, tuple(record.defaults.items()))
 
 
 @cache
-def _derived(name: str, factory: Any, is_method: bool) -> type[Any]:
-    return settings_of(factory, name, MethodSettings if is_method else TaskSettings)
+def _derived(name: str, factory: Any, base: type[Any], defaults: Any) -> type[Any]:
+    return settings_of(factory, name, base, dict(defaults))
 
 
 def colour_of(name: str) -> str:

@@ -216,11 +216,14 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
     tree = normalised(RunConfig, tree)
     task = _record(tree, "task", TASKS.find, None)
     method = _record(tree, "algorithm", METHODS.find, "simfbo")
-    models = {"task": settings_model(task), "algorithm": settings_model(method)}
-    tree |= {table: normalised(model, tree[table]) for table, model in models.items()}
+    models: dict[str, type[Any]] = {"task": settings_model(task)}
+    tree["task"] = _validated(
+        models["task"], normalised(models["task"], tree["task"]), models, ("task",)
+    )
+    models["algorithm"] = settings_model(method)  # which brings JAX
+    tree["algorithm"] = normalised(models["algorithm"], tree["algorithm"])
     tree = _with_defaults(tree, task, method, models["algorithm"])
-    for table, model in models.items():
-        tree[table] = _validated(model, tree[table], models, (table,))
+    tree["algorithm"] = _validated(models["algorithm"], tree["algorithm"], models, ("algorithm",))
     return _validated(RunConfig, tree, models)
 
 

@@ -1,32 +1,37 @@
 """Settings derived from a function's signature, for methods and tasks without a model of them."""
 
 import inspect
-from collections.abc import Callable
-from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, create_model
+from pydantic import Field, TypeAdapter, create_model
 
 from simfbo.config.fields import (
     Absent,
     LocalAndServer,
+    LowerStep,
     MethodSettings,
     StepSizes,
     Strict,
     TaskSettings,
+    TwoStepSizes,
 )
 from simfbo.errors import UserError
+from simfbo.ranges import Channels, Range
 from simfbo.runs.files import Json
 
 # Parameters that are not settings: they come from the run.
 GIVEN = ("problem", "seed", "data_dir")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_STEPS = {"local": (StepSizes, StepSizes()), "server": (StepSizes | None, None),
-          "steps": (StepSizes, StepSizes())}  # fmt: skip
+_STEPS = {"xyv": StepSizes, "xy": TwoStepSizes, "y": LowerStep}
 
 
 def settings_of(
-    factory: Callable[..., Any], name: str, base: type[MethodSettings] | type[TaskSettings]
+    factory: Callable[..., Any],
+    name: str,
+    base: type[MethodSettings] | type[TaskSettings],
+    defaults: Mapping[str, Any] = {},
 ) -> type[Strict]:
     """Return a model with a field for each parameter that a configuration can set.
 
@@ -36,6 +41,7 @@ def settings_of(
         factory: whose parameters; each needs a default, except those that the run gives.
         name: of the method or task.
         base: what the model derives from.
+        defaults: in place of those of the factory, by parameter.
 
     Example:
         >>> def mine(problem, steps, momentum: float = 0.9): ...
@@ -50,7 +56,12 @@ def settings_of(
     fields: Json = {"name": (str, name)}
     hints = _hints(factory)
     for parameter in found.values():
-        own = _field(parameter, hints.get(parameter.name), name, base)
+        hint = hints.get(parameter.name)
+        if base is MethodSettings and parameter.name in ("local", "server", "steps"):
+            own = _steps(parameter.name, hints.get("local", hint))
+        else:
+            default = defaults.get(parameter.name, parameter.default)
+            own = _field(parameter.replace(default=default), hint, name)
         fields |= {} if own is None else {parameter.name: own}
     base = LocalAndServer if "local" in found and base is MethodSettings else base
     return create_model(f"Settings_of_{name.replace(':', '_')}", __base__=base, **fields)
@@ -75,12 +86,15 @@ def _hints(factory: Callable[..., Any]) -> Json:
         return {}
 
 
-def _field(
-    parameter: inspect.Parameter, hint: Any, name: str, base: type[Any]
-) -> tuple[Any, Any] | None:
+def _steps(name: str, hint: Any) -> tuple[Any, Any]:
+    """Return annotation and default of the step sizes of a method."""
+    given = (of.names for of in get_args(hint) if isinstance(of, Channels))
+    model = _STEPS[next(given, "xyv")]
+    return (model | None, None) if name == "server" else (model, model())
+
+
+def _field(parameter: inspect.Parameter, hint: Any, name: str) -> tuple[Any, Any] | None:
     """Return annotation and default of one setting; None if a configuration cannot hold it."""
-    if base is MethodSettings and parameter.name in _STEPS:
-        return _STEPS[parameter.name]
     default = parameter.default
     if default is inspect.Parameter.empty:
         raise UserError(
@@ -96,9 +110,21 @@ def _field(
 def _kind(hint: Any, default: Any) -> Any:
     """Return the type of a setting; TOML has no null, so "none" stands for it."""
     if default is None:
-        return Annotated[Any if hint is None else hint | None, Absent]
-    kind = type(default) if hint is None else hint
+        return Annotated[Any if hint is None else _checked(hint) | None, Absent]
+    kind = type(default) if hint is None else _checked(hint)
     return Annotated[kind, Absent] if NoneType in get_args(kind) else kind
+
+
+def _checked(hint: Any) -> Any:
+    """Return a type whose ranges pydantic checks."""
+    if isinstance(hint, UnionType):
+        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007
+    kind, *found = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    for one in found:
+        if isinstance(one, Range):
+            one = Field(gt=one.above, le=one.most, allow_inf_nan=False if kind is float else None)
+        kind = Annotated[kind, one]
+    return kind
 
 
 def _is_plain(kind: Any, default: Any) -> bool:
