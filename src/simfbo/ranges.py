@@ -27,7 +27,7 @@ class Channels(NamedTuple):
     """The variables that have a step size of their own, in an annotation of step sizes.
 
     Attributes:
-        names: "xyv", "xy" or "y".
+        names: "xyv", or "xy" for a method without v.
     """
 
     names: str

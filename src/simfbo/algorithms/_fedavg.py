@@ -5,7 +5,7 @@ Trains y alone, at a fixed x, as one does without an upper problem or to try val
 the other. It is a baseline for the other methods, not a bilevel method itself.
 """
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,7 +15,6 @@ from simfbo.algorithms._common import Rule, ServerStep, local_steps, require_sha
 from simfbo.core.federation import Client, Federation
 from simfbo.core.method import Method, client_step
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y
-from simfbo.ranges import Channels
 
 
 class AvgState(NamedTuple):
@@ -63,7 +62,7 @@ class FedAvg(Method):
 
 def fedavg(
     problem: BilevelProblem,
-    local: Annotated[float | Point[float], Channels("y")],
+    local: float | Point[float],
     server: Rule | Point[Rule] | None = None,
 ) -> Method:
     """FedAvg on the lower problem, at a fixed x: a baseline, not a bilevel method.

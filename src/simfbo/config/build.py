@@ -15,7 +15,6 @@ from simfbo.config.catalogue import METHODS, MethodRecord, colour_of, factory_of
 from simfbo.config.codecs import ChannelCodecs, CodecsConfig
 from simfbo.config.fields import (
     LocalAndServer,
-    LowerStep,
     MethodSettings,
     StepSizes,
     TwoStepSizes,
@@ -284,8 +283,8 @@ def _aggregators(config: AggregationConfig) -> Point[Aggregator | None]:
     return Point(rules[config.x](), rules[config.y](), rules[config.v]())
 
 
-def _steps(config: StepSizes | TwoStepSizes | LowerStep) -> Point[float]:
-    return Point(getattr(config, "x", config.y), config.y, getattr(config, "v", config.y))
+def _steps(config: StepSizes | TwoStepSizes) -> Point[float]:
+    return Point(config.x, config.y, getattr(config, "v", config.y))
 
 
 def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:

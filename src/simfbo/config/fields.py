@@ -88,12 +88,6 @@ class TwoStepSizes(Strict):
     y: Positive = 0.2
 
 
-class LowerStep(Strict):
-    """A step size for y alone."""
-
-    y: Positive = 0.2
-
-
 class LocalAndServer(MethodSettings):
     """Step sizes of the clients and of the server, which default to the clients'.
 

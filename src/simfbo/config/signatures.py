@@ -10,7 +10,6 @@ from pydantic import Field, TypeAdapter, create_model
 from simfbo.config.fields import (
     Absent,
     LocalAndServer,
-    LowerStep,
     MethodSettings,
     StepSizes,
     Strict,
@@ -24,7 +23,7 @@ from simfbo.runs.files import Json
 # Parameters that are not settings: they come from the run.
 GIVEN = ("problem", "seed", "data_dir")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_STEPS = {"xyv": StepSizes, "xy": TwoStepSizes, "y": LowerStep}
+_STEPS = {"xyv": StepSizes, "xy": TwoStepSizes}
 
 
 def settings_of(
