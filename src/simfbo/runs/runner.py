@@ -165,8 +165,8 @@ def run(
         display = stack.enter_context(shown(progress, algorithm.name, rounds, header["about"]))
         callbacks = _Callbacks(tuple(filter(None, (on_round, on_progress, display))), until)
         pace = Pace(algorithm, federation, seed, rounds, every, one_by_one=on_round is not None)
-        job = _Job(algorithm, federation, evaluate, clients, callbacks, rounds, every, log,
-                   residuals, explosion)  # fmt: skip
+        job = _Job(algorithm, algorithm.round, algorithm.point, federation, evaluate, clients,
+                   callbacks, rounds, every, log, residuals, explosion)  # fmt: skip
         interrupts = stack.enter_context(held_back())
         stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)
@@ -188,9 +188,14 @@ class _Callbacks(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What does not change during a run."""
+    """What does not change during a run.
+
+    The method's functions are taken once: Equinox makes an object of them each time.
+    """
 
     algorithm: Method
+    iterate: Callable[..., Any]
+    point: Callable[[Any], Point[PyTree]]
     federation: Federation
     evaluate: Evaluate | None
     clients: Evaluation | None
@@ -246,7 +251,7 @@ def _iterate(job: _Job, at: Progress, pace: Pace, interrupts: Interrupts) -> His
         with contextlib.suppress(OSError, ResumableError):
             log.keep(at)
         raise
-    log.history.state, log.history.method_state = job.algorithm.point(at.state), at.state
+    log.history.state, log.history.method_state = job.point(at.state), at.state
     engine.client_memory = at.client_memory
     if end["status"] != "finished":
         return log.end(end)
@@ -322,9 +327,9 @@ def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
     t = at.round + 1
     job.residuals.begin(t)
     if t:
-        state = job.algorithm.round(state, job.residuals.federation, pace.key(t))
+        state = job.iterate(state, job.residuals.federation, pace.key(t))
     if t:
-        norms = np.asarray(_norms_of(job.algorithm.point(state)), float)
+        norms = np.asarray(_norms_of(job.point(state)), float)
     else:  # nothing is compiled for it
         norms = np.array([trees.host_norm(z) for _, z in _variables(job, state)])
     seen = job.residuals.end(t, at.residuals)
@@ -387,7 +392,7 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
 
     Without a pace no client is asked.
     """
-    metrics = job.evaluate(job.algorithm.point(at.state)) if job.evaluate else {}
+    metrics = job.evaluate(job.point(at.state)) if job.evaluate else {}
     counters = job.algorithm.counters(at.state)
     if job.clients is None:
         return at, record_of(at, counters, metrics)
@@ -404,5 +409,5 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
 
 def _variables(job: _Job, state: PyTree) -> list[tuple[str, PyTree]]:
     """Return the names and values of the variables in a state."""
-    point = job.algorithm.point(state)
+    point = job.point(state)
     return [(name, z) for name, z in zip(point._fields, point, strict=True) if z is not None]
