@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from simfbo import Client, Gate, Method, Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
 from simfbo.core import partition
 from simfbo.core.federation import ClientStep, Federation, View
-from simfbo.core.method import Wrapper
+from simfbo.core.method import WrappedStep, Wrapper
 from simfbo.core.sampling import Cohort, everyone, without_replacement
 from simfbo.datasets import load
 from simfbo.tasks import Task, hyper_representation
@@ -26,17 +25,11 @@ LOUD, QUIET = -10.0, -1.0  # what hostile clients multiply their messages by
 GATED, ABSENT = "mean, gate", "mean of the honest"
 
 
-class Hostile(eqx.Module):
+class Hostile(WrappedStep):
     """A client step of which hostile clients send a multiple.
 
     The payload also says how many clients are hostile, and by what they multiply.
     """
-
-    step: ClientStep
-
-    @property
-    def __name__(self) -> str:
-        return self.step.__name__
 
     def __call__(self, payload: Any, client: Client) -> Any:
         """Run the step."""

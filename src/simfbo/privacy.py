@@ -23,7 +23,7 @@ from simfbo.core.federation import (
     with_message,
 )
 from simfbo.core.keys import Purpose, secret_key
-from simfbo.core.method import Method, Wrapper, as_module, is_uncoded, require_unmodified_sums
+from simfbo.core.method import Method, WrappedStep, Wrapper, require_unmodified_sums
 from simfbo.core.problem import CHANNELS, Point, PyTree, channel
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError, require
@@ -48,24 +48,14 @@ class Privacy(NamedTuple):
     where: Literal["server", "client"] = "server"
 
 
-class Protected(eqx.Module):
+class Protected(WrappedStep):
     """A client step whose message is clipped, and made noisy where the client adds the noise.
 
     The bounds are static: they are not among the numbers that a server sends to a node, so it
     cannot raise them.
     """
 
-    step: ClientStep = eqx.field(converter=as_module)
     privacy: Privacy = eqx.field(static=True)
-
-    @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.step.__name__
-
-    @property
-    def uncoded(self) -> bool:
-        """Return whether messages are sent without codecs."""
-        return is_uncoded(self.step)
 
     def __call__(self, payload: PyTree, client: Client) -> PyTree:
         reply = self.step(payload, client)

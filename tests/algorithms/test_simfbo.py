@@ -213,6 +213,8 @@ def test_projection_formula_and_no_radius():
     assert project(v, None)[0] is v
     with pytest.raises(UserError, match="radius of v must be positive"):
         simfbo(TASK.problem, alike(0.1), radius=0.0)
+    with pytest.raises(UserError, match="radius of v must be positive"):
+        simfbo(TASK.problem, alike(0.1), radius=np.inf)
 
 
 def test_local_v_stays_within_the_papers_bound():

@@ -150,3 +150,31 @@ def test_hostile_text_survives_its_file(tmp_path, text):
     file.write_text(as_toml(config), encoding="utf-8")
     assert read(file)["task"]["path"] == text
     assert load(file, {}) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "sentence"),
+    [
+        ("simfbo", "radius", -1, "should be greater than 0, got -1."),
+        ("mimefbo", "radius", float("inf"), "should be a finite number, got inf."),
+        ("mimefbo", "theta", 0.0, "should be greater than 0, got 0.0."),
+        ("fedmsa", "momentum", 1.5, "should be less than or equal to 1, got 1.5."),
+        ("fednest", "lower_rounds", 0, "should be greater than 0, got 0."),
+        ("aggitd", "lower_rounds", 2**31, "should be less than or equal to 2147483647"),
+        ("fedbioacc", "c", float("nan"), "should be a finite number, got nan."),
+        ("memfbo", "order", 3, "should be 1 or 2, got 3."),
+        ("fedmbo", "mode", "other", "should be 'paper' or 'as_released', got 'other'."),
+        ("memfbo", "local", {"v": 1.0}, "Unknown setting 'algorithm.local.v'."),
+    ],
+)
+def test_annotations_of_the_librarys_methods_limit_their_settings(name, key, value, sentence):
+    tree = {"task": {"name": "quadratic"}, "algorithm": {"name": name, key: value}}
+    with pytest.raises(UserError) as caught:
+        checked(tree, {})
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "radius"), [("simfbo", 10.0), ("fedmsa", 10.0)])
+def test_defaults_of_a_record_replace_those_of_the_factory(name, radius):
+    tree = {"task": {"name": "quadratic"}, "algorithm": {"name": name}}
+    assert checked(tree, {}).algorithm.radius == radius

@@ -64,8 +64,8 @@ def require_point(name: str, steps: Any) -> Point[Any]:
 
 
 def require_radius(radius: float | None) -> float | None:
-    """Return a radius, after a check that it is positive where there is one."""
-    if radius is not None and not radius > 0:
+    """Return a radius, after a check that it is positive and finite where there is one."""
+    if radius is not None and not 0 < radius < float("inf"):
         raise UserError(f"The radius of v must be positive, got {radius}; omit it for none.")
     return radius
 

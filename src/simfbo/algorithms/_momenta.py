@@ -6,7 +6,6 @@ Honest messages that scatter less from round to round leave less room for hostil
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -20,7 +19,7 @@ from simfbo.core.federation import (
     WithMemory,
     message_of,
 )
-from simfbo.core.method import Method, Wrapper, as_module, is_uncoded, require_unmodified_sums
+from simfbo.core.method import Method, WrappedStep, Wrapper, require_unmodified_sums
 from simfbo.core.problem import Point, PyTree, point_of
 from simfbo.errors import UserError
 
@@ -33,20 +32,10 @@ class Momenta(NamedTuple):
     own: PyTree
 
 
-class Smoothed(eqx.Module):
+class Smoothed(WrappedStep):
     """A client step that sends momenta in place of the channels of its message."""
 
-    step: ClientStep = eqx.field(converter=as_module)
     theta: float
-
-    @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.step.__name__
-
-    @property
-    def uncoded(self) -> bool:
-        """Return whether messages are sent without codecs."""
-        return is_uncoded(self.step)
 
     def __call__(self, payload: PyTree, client: Client) -> WithMemory:
         kept, name = client.memory, self.__name__

@@ -138,7 +138,9 @@ def compare(
         folder.save_comparison(directory, methods, seeds, targets, metric)
         settings = {"methods": ", ".join(methods), "seeds": ", ".join(map(str, seeds))}
         tracking.begin(directory.resolve().name, settings, {"study": "compare"})
-        OUT.print(f"{len(methods)} methods x {len(seeds)} seeds into {directory}", markup=False)
+        plural = "s" if len(seeds) > 1 else ""
+        count = f"{len(methods)} methods x {len(seeds)} seed{plural}"
+        OUT.print(f"{count} into {directory}", markup=False)
         fetch_first(methods.values(), data_dir, quiet)
         histories = _swept(runs, workers(jobs), data_dir, quiet, tracking)
         groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
@@ -203,7 +205,9 @@ def _show(
     looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
     note = comparison.caveat(methods)
     figures.save(groups, metric, rows, directory, looks, note)
-    print_table(rows, f"{metric.replace('_', ' ')}, mean ± standard deviation over seeds")
+    several = len(histories) > len(groups)
+    spread = ", mean ± standard deviation over seeds" if several else ", one seed"
+    print_table(rows, metric.replace("_", " ") + spread)
     if note:
         OUT.print(note, markup=False)
     for name, group in groups.items():

@@ -116,7 +116,7 @@ def _kind(hint: Any, default: Any) -> Any:
 
 def _checked(hint: Any) -> Any:
     """Return a type whose ranges pydantic checks."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):
         return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007
     kind, *found = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     for one in found:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
@@ -174,12 +175,9 @@ class Method(eqx.Module):
         return None
 
     def __check_init__(self) -> None:
-        for path, leaf in jax.tree.leaves_with_path(self):
-            if not _is_number(leaf):
-                raise UserError(
-                    f"{type(self).__name__}{jax.tree_util.keystr(path)} is not a number: declare "
-                    "the field with eqx.field(static=True); arrays belong in the state."
-                )
+        _require_numbers(self)
+        for field in fields(self):  # also those that are static
+            _require_no_array(f"{type(self).__name__}.{field.name}", getattr(self, field.name))
 
 
 def _inner(name: str) -> Any:
@@ -237,6 +235,21 @@ class Wrapper(Method):
         return self.inner.evidence(self.inner_state(state))
 
 
+class WrappedStep(eqx.Module):
+    """A client step that changes another one, whose name it has."""
+
+    step: ClientStep = eqx.field(converter=lambda step: as_module(step))
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.step.__name__
+
+    @property
+    def uncoded(self) -> bool:
+        """Return whether messages are sent without codecs."""
+        return is_uncoded(self.step)
+
+
 class Closure(eqx.Module):
     """A plain function as a client step: its numbers are constants of the compiled program."""
 
@@ -282,7 +295,11 @@ class Parts(NamedTuple):
     def of(cls, module: Any) -> Self:
         """Divide a method or client step."""
         leaves, structure = jax.tree.flatten(module)
-        numbers = (leaf if isinstance(leaf, Tracer) else float(leaf) for leaf in leaves)
+        try:
+            numbers = [leaf if isinstance(leaf, Tracer) else float(leaf) for leaf in leaves]
+        except (TypeError, ValueError):
+            _require_numbers(module)
+            raise
         return cls(structure, tuple(numbers))
 
     def joined(self) -> Any:
@@ -300,9 +317,22 @@ def marked(*modules: eqx.Module) -> dict[str, ClientStep]:
     }
 
 
-def _is_number(leaf: Any) -> bool:
-    scalar = hasattr(leaf, "__float__") and np.shape(leaf) == ()
-    return scalar and not isinstance(leaf, bool | np.bool_)
+def _require_numbers(module: Any) -> None:
+    """Raise unless the leaves of a method or client step are numbers."""
+    module = module.module if isinstance(module, BoundStep) else module
+    for path, leaf in jax.tree.leaves_with_path(module):
+        name = type(module).__name__ + jax.tree_util.keystr(path)
+        _require_no_array(name, leaf)
+        if isinstance(leaf, bool | np.bool_ | str) or not hasattr(leaf, "__float__"):
+            raise UserError(
+                f"{name} is not a number: declare the field with eqx.field(static=True)."
+            )
+
+
+def _require_no_array(name: str, value: Any) -> None:
+    """Raise if a field of a method or client step is an array."""
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim:
+        raise UserError(f"{name} is an array: put it into the state, or into the clients' data.")
 
 
 def require_unmodified_sums(method: Method, what: str) -> None:

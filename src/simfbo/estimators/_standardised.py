@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.federation import Client, ClientStep, Federation, Verb, View
-from simfbo.core.method import Hosted, Method, Wrapper, as_module, client_step, is_uncoded, marked
+from simfbo.core.method import Hosted, Method, WrappedStep, Wrapper, client_step, marked
 from simfbo.core.problem import Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import on_device
@@ -50,19 +50,8 @@ class Standardised(NamedTuple):
     units: Measured
 
 
-class OnScaled(eqx.Module):
+class OnScaled(WrappedStep):
     """A client step on standardised rows, whose payload has the units as its last part."""
-
-    step: ClientStep = eqx.field(converter=as_module)
-
-    @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.step.__name__
-
-    @property
-    def uncoded(self) -> bool:
-        """Return whether messages are sent without codecs."""
-        return is_uncoded(self.step)
 
     def __call__(self, payload: PyTree, client: Client) -> PyTree:
         """Run the step."""
