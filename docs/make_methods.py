@@ -18,7 +18,7 @@ from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.catalogue import METHODS, MethodRecord, any_of
 from simfbo.config.run import checked
 from simfbo.core.method import Method
-from simfbo.engines.counting import CountingFederation
+from simfbo.engines.debug import CountingFederation
 from simfbo.errors import UserError
 
 PAGE = Path(__file__).with_name("reference-methods.md")

@@ -12,6 +12,7 @@ from scipy import optimize, stats
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import auto_steps, fedmbo, simfbo, with_momenta
 from simfbo.core.data import from_clients
+from simfbo.core.keys import keyed
 from simfbo.core.problem import BilevelProblem
 from simfbo.core.sampling import without_replacement
 from simfbo.privacy import Privacy, clip, epsilon, noisy, private, spent
@@ -102,7 +103,7 @@ def test_the_servers_noise_does_not_tell_who_came():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_servers_noise_grows_with_the_weights_of_those_left(engine):
     """One of five does not reply: the others weigh 5/4 as much, and so must the noise."""
-    federation = engine(TASK.data, absence=lambda key, ids: ids == 0)
+    federation = engine(TASK.data, absence=keyed(lambda key, ids: ids == 0))
     total = sum_of(federation, Privacy(noise=x_noise(3.0)))
     np.testing.assert_allclose(total[1:].std(), 3.0 * 5 / 15 * 5 / 4, rtol=0.05)
 

@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from simfbo import Point, SimulatedFederation
-from simfbo.codecs.messages import REQUEST_BYTES, decode_message, encode_message, up_key
+from simfbo.codecs.messages import REQUEST_BYTES, decode_message, deliver, encode_message, up_key
 from simfbo.config.build import build_codecs, build_federation, build_method
 from simfbo.config.build_task import build_task
 from simfbo.config.run import checked
 from simfbo.core.keys import client_key
-from simfbo.engines._coding import really_delivered
 from simfbo.experiments.experiment import load
 
 HERE, ROUNDS, SEED = Path(__file__).parent, 10, 100
@@ -44,8 +43,8 @@ def audit(config):
     for t in range(ROUNDS):
         key = jax.random.fold_in(jax.random.key(SEED), t)
         cohort, at = plain.cohort(key), Point(state.x, state.y, state.v)
-        payload, sent = really_delivered(coded, at, federation.start, key)
-        real += len(cohort.ids) * (sent.octets + REQUEST_BYTES)
+        payload, _, octets = deliver(coded, at, federation.start, key)
+        real += len(cohort.ids) * (octets + REQUEST_BYTES)
         messages = plain.gather(step, payload, cohort, key)
         arrived = federation.gather(step, at, cohort, key)
         for j, i in enumerate(cohort.ids.tolist()):

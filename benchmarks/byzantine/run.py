@@ -25,6 +25,7 @@ from table import write
 from simfbo import Gate, Method, Point, SimulatedFederation, aggregation, run
 from simfbo.algorithms import simfbo
 from simfbo.core import partition
+from simfbo.core.keys import keyed
 from simfbo.datasets import load
 from simfbo.errors import ClientWarning
 from simfbo.tasks import Task, hyper_representation
@@ -69,7 +70,7 @@ DEFENCES = {
     "clipped-mean": Defence(aggregation.clipped_mean()),
     "geometric-median": Defence(aggregation.geometric_median()),
     "centred-clipping": Defence(aggregation.centred_clipping()),
-    HONEST: Defence(absence=lambda key, ids: ids < HOSTILE),
+    HONEST: Defence(absence=keyed(lambda key, ids: ids < HOSTILE)),
 }
 
 

@@ -44,6 +44,10 @@ class ClientWarning(UserWarning):
     """Some clients' messages stand out: they may be hostile or broken, but the run goes on."""
 
 
+class NeedsHost(Exception):
+    """A round cannot be compiled; the text says why."""
+
+
 class TooFewReplies(RuntimeError):
     """Fewer replies passed the gate than an exchange needs.
 

@@ -8,6 +8,7 @@ import pytest
 from simfbo import SimulatedFederation
 from simfbo.core.federation import View
 from simfbo.core.gate import Gate
+from simfbo.core.keys import keyed
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import without_replacement
 from simfbo.errors import TooFewReplies
@@ -91,7 +92,7 @@ def large(payload, client):
 )
 def test_engines_tell_oversized_replies_from_missing_ones(step, gate, absent, oversized):
     federation = SimulatedFederation(
-        TASK.data, gate=gate, absence=lambda key, ids: np.array(absent)[ids]
+        TASK.data, gate=gate, absence=keyed(lambda key, ids: np.array(absent)[ids])
     )
     with pytest.raises(TooFewReplies) as caught:
         federation.sum(step, jnp.asarray(3.0), federation.cohort(KEY), KEY)

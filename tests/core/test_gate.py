@@ -11,6 +11,7 @@ from simfbo.algorithms import shrofbo
 from simfbo.core.data import from_clients
 from simfbo.core.exchange import Reason
 from simfbo.core.gate import Gate
+from simfbo.core.keys import keyed
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import Cohort, drop_out, with_replacement, without_replacement
 from simfbo.tasks import random_quadratic
@@ -96,7 +97,7 @@ def test_a_bad_reply_leaves_the_run_without_that_client(client):
         return [*bad, *replies[:client], *replies[client + 1 :]]
 
     federation = plain(wire=wire, gate=Gate(max_norm=1e6))
-    silent = plain(absence=lambda key, ids: ids == client)
+    silent = plain(absence=keyed(lambda key, ids: ids == client))
     assert_same(go(federation, len(KINDS)), go(silent, len(KINDS)))
     first = {refusal.exchange: refusal for refusal in reversed(federation.refusals)}
     assert [first[number].reason for number in sorted(first)] == list(KINDS)
@@ -136,7 +137,7 @@ def test_those_left_are_weighed_again(engine):
     """sum_{S} w_i z_i * asked / |S|, by hand, with unequal weights."""
     samples = [np.full(1, float(m)) for m in (1, 2, 3, 4)]
     data = from_clients(samples, samples, p=[1, 2, 3, 4])
-    federation = engine(data, absence=lambda key, ids: ids == 2)
+    federation = engine(data, absence=keyed(lambda key, ids: ids == 2))
     total = federation.sum(number, np.zeros(()), federation.cohort(KEY), KEY)
     np.testing.assert_allclose(total.y, [(0.1 * 1 + 0.2 * 2 + 0.4 * 4) * 4 / 3], rtol=1e-12)
     assert federation.latest.factor == 4 / 3
@@ -164,7 +165,7 @@ def test_drop_outs_leave_the_mean_of_the_sum(engine):
 def test_engines_refuse_alike(engine, client):
     """What the compiled mask leaves out is what a silent client leaves out, to the bit."""
     gate = Gate(max_norm=1e4)
-    silent = go(plain(engine, gate=gate, absence=lambda key, ids: ids == client))
+    silent = go(plain(engine, gate=gate, absence=keyed(lambda key, ids: ids == client)))
     for factor in (np.nan, np.inf, -np.inf, 1e200, 1e7):
         numbers = [1.0, 2.0, 3.0, 4.0, 5.0]
         numbers[client] = factor
@@ -196,13 +197,13 @@ def test_the_limit_itself_passes(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_exchange_needs_as_many_replies_as_asked_for(engine):
-    two_left = {"absence": lambda key, ids: ids > 1}
+    two_left = {"absence": keyed(lambda key, ids: ids > 1)}
     for least in (0, 1, 2):
         go(plain(engine, gate=Gate(min_replies=least), **two_left), 1)
     with pytest.raises(TooFewReplies, match="only 2 of 5 replies to 'step' count: client 2 did"):
         go(plain(engine, gate=Gate(min_replies=3), **two_left), 1)
     with pytest.raises(TooFewReplies, match="only 0 of 5"):
-        go(plain(engine, gate=Gate(min_replies=0), absence=lambda key, ids: ids >= 0), 1)
+        go(plain(engine, gate=Gate(min_replies=0), absence=keyed(lambda key, ids: ids >= 0)), 1)
 
 
 def complex_numbers(payload, client):
@@ -227,6 +228,7 @@ def history_of(federation, rounds=2, **options):
 def test_too_few_replies_end_the_run(engine, tmp_path):
     late = {"now": False}
 
+    @keyed
     def absence(key, ids):
         return (ids < 3) if late["now"] else ids < 0
 
@@ -315,7 +317,7 @@ def test_shrofbo_knows_rho_though_clients_drop_out():
     """
     taus = np.array([1, 2, 3, 4, 5])
     federation = SimulatedFederation(
-        TASK.data, local_work=fixed(taus), absence=lambda key, ids: ids == 4
+        TASK.data, local_work=fixed(taus), absence=keyed(lambda key, ids: ids == 4)
     )
     algorithm = shrofbo(TASK.problem, Point(0.0, 0.0, 0.0), Point(0.0, 0.1, 0.0))
     state = algorithm.round(algorithm.init(TASK.x0, TASK.y0), federation, KEY)

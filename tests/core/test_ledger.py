@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from simfbo.core.ledger import Ledger, Octets, PerClient, Traffic
+from simfbo.core.exchange import Octets
+from simfbo.core.ledger import Ledger, PerClient, Traffic
 from simfbo.core.problem import Point
 
 

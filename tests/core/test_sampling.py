@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from simfbo.core.keys import is_keyed
-from simfbo.core.sampling import drop_out, everyone, with_replacement, without_replacement
+from simfbo.core.sampling import everyone, with_replacement, without_replacement
 from simfbo.errors import UserError
 
 N, P = 5, 2
@@ -45,14 +44,6 @@ def assert_frequencies(seen, probabilities, count=3000):
     chi = sum((seen[ids] - count * q) ** 2 / (count * q) for ids, q in probabilities.items())
     freedom = len(probabilities) - 1
     assert chi < freedom + 5 * np.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize(
-    "draw", [everyone(), without_replacement(2), with_replacement(2), drop_out(0.5)]
-)
-def test_ours_depend_on_the_key_alone(draw):
-    """So that rounds with them run in compiled blocks."""
-    assert is_keyed(draw)
 
 
 def test_without_replacement_over_all_subsets():

@@ -64,9 +64,9 @@ def compare():
 def placed():
     """Return whose data lies where."""
     _, federation = go(METHOD, TASK, 4)
-    (stacks,) = federation._stacks.values()
+    lower = federation.clients(np.inf).lower
     samples = np.asarray(TASK.data.lower.samples[2])[:: TASK.data.lower.largest]
-    shards = stacks.lower.samples[2].addressable_shards
+    shards = lower.samples[2].addressable_shards
     owners = [
         [int(np.argmax([np.array_equal(s, row[0]) for s in samples])) for row in shard.data]
         for shard in shards

@@ -7,11 +7,12 @@ import pytest
 
 from simfbo import Gate, PerClient, Point, SimulatedFederation, UserError, from_clients
 from simfbo.algorithms import simfbo
-from simfbo.core.data import ClientData
+from simfbo.core.data import OwnSplit, Split
+from simfbo.core.keys import keyed
 from simfbo.core.local_work import fixed
+from simfbo.core.method import as_module
 from simfbo.core.sampling import Cohort
-from simfbo.engines._cohort import Stacks
-from simfbo.engines._cost import cost_of
+from simfbo.engines.exchange import chunk_of, cost_of, opened, traced
 from simfbo.tasks import quadratic
 
 N, KEY = 7, jax.random.key(2)
@@ -71,7 +72,7 @@ def test_gathered(chunk):
 
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_the_absent_and_the_refused_leave_nothing_behind(chunk):
-    rules = {"gate": Gate(max_norm=20.0), "absence": lambda key, ids: np.isin(ids, [0, 3])}
+    rules = {"gate": Gate(max_norm=20.0), "absence": keyed(lambda key, ids: np.isin(ids, [0, 3]))}
     batches, lanes = found("batches", chunk, **rules), found("lanes", **rules)
     admitted = lanes[1].latest.admitted
     assert 0 < admitted.sum() < N - 2  # some are too large
@@ -109,13 +110,12 @@ def test_many_clients_are_compared_a_few_at_a_time():
 
 
 def test_full_batches_are_stacked_once_and_minibatches_are_not():
-    for data, kind in (("full batches", Stacks), ("minibatches", ClientData)):
+    for data, kind in (("full batches", OwnSplit), ("minibatches", Split)):
         federation = SimulatedFederation(DATA[data], strategy="auto")
-        call = federation._call(STEP, AT, EVERYONE, KEY, single=False)
-        layout = federation.layout(call)
-        assert (layout.chunk, layout.chunks, layout.whole) == (N, 1, True)
-        assert isinstance(federation.data_for(layout), kind)
-        assert federation.data_for(layout) is federation.data_for(layout) or kind is ClientData
+        clients = federation.clients(np.inf)
+        assert isinstance(clients.lower, kind)
+        assert federation.clients(np.inf) is clients
+        assert federation.clients(3.0).lower is clients.lower
 
 
 def test_clients_of_very_unequal_size_are_not_padded():
@@ -128,8 +128,7 @@ def test_clients_of_very_unequal_size_are_not_padded():
         return Point(y=payload * batch.samples.sum() * batch.weights.sum() / 100)
 
     cohort = federation.cohort(KEY)
-    call = federation._call(mean, jnp.ones(2), cohort, KEY, single=False)
-    assert isinstance(federation.data_for(federation.layout(call)), ClientData)
+    assert isinstance(federation.clients(np.inf).lower, Split)
     np.testing.assert_allclose(federation.sum(mean, jnp.ones(2), cohort, KEY).y, [1.0, 1.0])
 
 
@@ -141,16 +140,17 @@ def wide(payload, client):
 
 
 def test_large_steps_run_in_lanes_unless_there_is_one_client():
-    federation = SimulatedFederation(TASK.data, strategy="auto")
+    clients = SimulatedFederation(TASK.data, strategy="auto").clients(np.inf)
 
-    def layout(step, clients):
-        cohort = Cohort(np.arange(clients), np.ones(clients))
-        call = federation._call(step, jnp.ones(1), cohort, KEY, single=False)
-        return federation.layout(call)
+    def layout(step, size):
+        cohort = Cohort(np.arange(size), np.ones(size))
+        now = opened(clients, as_module(step), jnp.ones(1), cohort, KEY, None)
+        cost = traced(now.job).cost
+        return clients.in_lanes(cost, size), chunk_of(clients, cost, size)
 
-    assert layout(wide, 2) is None
-    assert (layout(wide, 1).chunk, layout(wide, 1).chunks) == (1, 1)
-    assert layout(lambda payload, client: Point(y=payload), 2).chunk == 2
+    assert layout(wide, 2) == (True, 1)
+    assert layout(wide, 1) == (False, 1)
+    assert layout(lambda payload, client: Point(y=payload), 2) == (False, 2)
 
 
 def test_costs_are_counted_in_the_trace():

@@ -22,10 +22,11 @@ from simfbo import (
 )
 from simfbo.codecs.messages import REQUEST_BYTES, Codecs
 from simfbo.core import sampling
-from simfbo.core.exchange import Reason
+from simfbo.core.exchange import Octets, Reason
 from simfbo.core.gate import Reply
-from simfbo.core.ledger import Octets, Traffic
-from simfbo.engines._coding import weighed
+from simfbo.core.ledger import Traffic
+from simfbo.engines import simulated
+from simfbo.engines.base import estimated
 from simfbo.robust.aggregation import median
 from simfbo.tasks import quadratic
 
@@ -202,8 +203,8 @@ class TestBytes:
         federation.start = Point(TASK.x0, TASK.y0)
         federation.wire = lambda replies: replies[:2]
         simfbo().round(simfbo().init(TASK.x0, TASK.y0), federation, jax.random.key(0))
-        assert federation.ledger.total.bytes_up == federation.latest.octets.sum()
-        assert len(federation.latest.octets) == 2
+        assert federation.ledger.total.bytes_up == federation.latest.coded.up
+        assert federation.ledger.total.floats_up == federation.ledger.total.floats_down / 3
 
     def test_bytes_of_many_rounds_add_up_exactly(self, single_precision):
         task = quadratic(clients=4, dim_x=300, dim_y=3)
@@ -215,22 +216,24 @@ class TestBytes:
         assert federation.ledger.total.bytes_up == 6000 * 4 * each > 2**24
 
     def test_a_sample_of_clients_stands_for_all_and_says_how_exact_that_is(self):
-        found = weighed(np.array([90.0, np.nan, 110.0, np.nan]), 4, 400.0, True)
+        found = estimated(np.array([90.0, np.nan, 110.0, np.nan]), 4, 400.0, True)
         # Two of four: variance of the sum 4^2 (1 - 2/4) 200 / 2.
         assert found == Octets(400.0, 400.0, 800.0, 800.0)
         traffic = Traffic(1, 0, 0, 400, 400, 800, 800.0)
         assert traffic.uncertainty == pytest.approx((0.005 * 800 + 2 * 800**0.5) / 800)
-        assert weighed(np.array([90.0, 110.0]), 2, 50.0, False) == Octets(50.0, 200.0)
+        assert estimated(np.array([90.0, 110.0]), 2, 50.0, False) == Octets(50.0, 200.0)
         assert Traffic().uncertainty == 0.0
 
-    def test_two_clients_of_a_large_cohort_are_weighed_others_every_time(self):
+    def test_two_clients_of_a_large_cohort_are_weighed_others_every_time(self, monkeypatch):
+        jobs, in_lanes = [], simulated.in_lanes
+        monkeypatch.setattr(simulated, "in_lanes", lambda *a: jobs.append(a[0]) or in_lanes(*a))
         task = quadratic(clients=30)
         federation = SimulatedFederation(task.data, codecs=CODED, strategy="lanes")
         federation.start, method = Point(task.x0, task.y0), algorithms.simfbo(task.problem, STEPS)
         state, seen = method.init(task.x0, task.y0), set()
         for t in range(3):
             state = method.round(state, federation, jax.random.key(t))
-            known = np.flatnonzero(np.isfinite(federation.latest.octets))
+            known = np.flatnonzero(jobs[-1].rows.measured)
             assert len(known) == 2
             seen |= set(known.tolist())
         assert len(seen) == 6

@@ -55,17 +55,16 @@ def made():
 
 
 def test_one_federations_programs_serve_others_of_the_same_shapes(made):
-    """Other data, weights, step sizes, payloads, keys, local steps, absences: the same program."""
+    """Other data, weights, step sizes, payloads, keys, local steps: the same program."""
     one = SimulatedFederation(clients(1, 2, 3), local_work=fixed([1, 2, 4]))
     np.testing.assert_allclose(ask(one), (1.2 + 2 * 1.4 + 4 * 1.6) / 3, rtol=1e-14)
     assert made.names == ["step"]
     other = SimulatedFederation(
         clients(5, 6, 8, p=[1, 1, 2]),
         local_work=fixed([4, 1, 1]),
-        absence=lambda key, ids: ids == 0,
     )
     found = ask(other, Steps(0.5).step, 2.0, jax.random.key(1))
-    np.testing.assert_allclose(found, (5 / 4 + 6 / 2) * 3 / 2, rtol=1e-14)
+    np.testing.assert_allclose(found, 4 * (2 + 5 / 2) / 4 + (2 + 6 / 2) / 4 + (2 + 8 / 2) / 2)
     assert made.names == ["step"]
 
 

@@ -122,7 +122,7 @@ def test_engines_agree(task, step, compiled):
 
 
 def test_with_replacement_repeats_are_numbered():
-    ids = with_replacement(40)(KEY, np.full(5, 0.2)).ids
+    ids = np.asarray(with_replacement(40)(KEY, np.full(5, 0.2)).ids)
     seen = Counter()
     for i, repeat in zip(ids.tolist(), occurrences(ids).tolist(), strict=True):
         assert repeat == seen[i]

@@ -9,7 +9,7 @@ import pytest
 from simfbo import DebugFederation, Gate, PerClient, Point, SimulatedFederation, UserError
 from simfbo.core.data import from_clients
 from simfbo.core.exchange import Reason
-from simfbo.core.keys import client_key
+from simfbo.core.keys import client_key, keyed
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import Cohort
 from simfbo.engines import CountingFederation
@@ -55,7 +55,7 @@ def test_the_weighted_sum_is_the_sum_of_what_is_gathered(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_refused_are_zero_and_the_others_weigh_more(engine):
     """Five asked, one too large and one silent: zeros in their places, the others times 5/3."""
-    federation = engine(DATA, gate=Gate(max_norm=10.0), absence=lambda key, ids: ids == 1)
+    federation = engine(DATA, gate=Gate(max_norm=10.0), absence=keyed(lambda key, ids: ids == 1))
     found, number = federation.gather(own, jnp.ones(2), cohort(*range(5)), KEY)
     left = np.array([1, 0, 1, 1, 0])
     np.testing.assert_allclose(number, NUMBERS * left * 5 / 3, rtol=1e-14)
@@ -67,7 +67,7 @@ def test_the_refused_are_zero_and_the_others_weigh_more(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_too_few_replies_gather_nothing(engine):
-    federation = engine(DATA, gate=Gate(min_replies=5), absence=lambda key, ids: ids == 1)
+    federation = engine(DATA, gate=Gate(min_replies=5), absence=keyed(lambda key, ids: ids == 1))
     with pytest.raises(TooFewReplies, match="only 4 of 5 replies to 'own' count: client 1 did not"):
         federation.gather(own, jnp.ones(2), cohort(*range(5)), KEY)
 

@@ -13,6 +13,7 @@ from functional import Functional
 from simfbo import DebugFederation, Gate, Point, SimulatedFederation, run
 from simfbo.core.data import from_clients
 from simfbo.core.exchange import Reason
+from simfbo.core.keys import keyed
 from simfbo.core.sampling import Cohort
 from simfbo.errors import ClientWarning
 from simfbo.runs.checkpoint import files, load
@@ -159,7 +160,7 @@ def test_the_automatic_limit_refuses_the_loud_from_the_first_exchange_on(engine)
         (3, Reason.TOO_LARGE), (8, Reason.TOO_LARGE)
     }  # fmt: skip
     assert len(history.refusals) == 6
-    quiet = go(engine(held(sent()), absence=lambda key, ids: np.isin(ids, [3, 8])), rounds=3)
+    quiet = go(engine(held(sent()), absence=keyed(lambda key, ids: np.isin(ids, [3, 8]))), rounds=3)
     np.testing.assert_allclose(history.state.y, quiet.state.y, rtol=1e-12)
 
 

@@ -19,6 +19,7 @@ from simfbo import (
     run,
 )
 from simfbo.core import local_work
+from simfbo.core.keys import keyed
 from simfbo.core.ledger import PerClient
 from simfbo.core.sampling import Cohort
 from simfbo.engines.compile_cache import PROGRAMS
@@ -39,6 +40,7 @@ TAUS = [1, 4, 2, 3, 1, 5]
 RULES = [local_work.sgd(), local_work.momentum(0.5), local_work.proximal(0.2)] * 2
 
 
+@keyed(size=4)
 def two_of_each_half(key, p):
     """Sample two of the clients 0 to 2 and two of 3 to 5: few shapes have to be compiled."""
     halves = (jax.random.permutation(one, 3)[:2] for one in jax.random.split(key))

@@ -13,6 +13,7 @@ from flwr.app.error import Error
 
 from simfbo import Gate, Point, SimulatedFederation, UserError, algorithms, run
 from simfbo.core.exchange import Reason
+from simfbo.core.keys import keyed
 from simfbo.errors import ClientWarning
 from simfbo.flower import app as adapter
 from simfbo.flower.app import FlowerFederation, serve
@@ -55,6 +56,7 @@ def trained(federation, rounds=3, **options):
 def x_without(*clients):
     """Return x after a simulated run in which these clients never reply."""
 
+    @keyed
     def absence(key, ids):
         return np.isin(ids, clients)
 

@@ -8,6 +8,7 @@ from flwr.app import RecordDict
 from simfbo import Point, SimulatedFederation, UserError, run
 from simfbo.algorithms import mimefbo
 from simfbo.core.gate import Gate
+from simfbo.core.keys import keyed
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import without_replacement
 from simfbo.flower.app import FlowerFederation, serve
@@ -61,7 +62,7 @@ def test_a_lost_reply_changes_no_memory(flower, tmp_path):
     lines = [line["client"] for line in history.refusals]
     federation = SimulatedFederation(
         TASK.data, OPTIONS["sampler"], OPTIONS["local_work"],
-        absence=lambda key, ids: np.isin(ids, lines) & (done[-1] == refused - 1),
+        absence=keyed(lambda key, ids: np.isin(ids, lines) & (done[-1] == refused - 1)),
     )  # fmt: skip
     done = [0]
     count = lambda t, record: done.append(t)  # noqa: E731

@@ -9,6 +9,7 @@ from scipy import optimize, stats
 from simfbo import DebugFederation, Point, SimulatedFederation, UserError
 from simfbo.algorithms import simfbo
 from simfbo.core.data import from_clients
+from simfbo.core.keys import keyed
 from simfbo.robust.aggregation import (
     centred_clipping,
     channel,
@@ -168,7 +169,7 @@ def own(payload, client):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_those_who_do_not_reply_do_not_enter(engine):
     """Every channel by its rule, over the messages of the six who reply; all weigh 1/6."""
-    federation = engine(SEVEN, aggregators=ROBUST, absence=lambda key, ids: ids == 1)
+    federation = engine(SEVEN, aggregators=ROBUST, absence=keyed(lambda key, ids: ids == 1))
     found, rest = federation.sum(own, np.ones(()), federation.cohort(KEY), KEY)
     left = np.delete(np.concatenate(SAMPLES), 1, 0)
     shrink = np.minimum(1, 9.0 / np.linalg.norm(left, axis=1))

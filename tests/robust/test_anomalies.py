@@ -33,15 +33,17 @@ def seen(rows, number=1, admitted=None):
     request = Request(number, "step", np.arange(len(rows)), None)
     squares = (rows**2).sum(1, keepdims=True)
     probed = Probed(np.where(admitted[:, None], rows, 0), (rows.shape[1],))
-    return Exchange(request, admitted, squares, refusals, probed)
+    weights = np.full(len(rows), 1 / len(rows))
+    return Exchange(
+        request, admitted, squares, refusals, probed, weights=weights, work=np.ones(len(rows))
+    )
 
 
 def looks(rows, count, memory=None, first=1):
     """Return what `count` looks at the same messages say, and the memory."""
     memory, found = memory or {}, []
     for number in range(first, first + count):
-        weights = np.full(len(rows), 1 / len(rows))
-        memory, said = anomalies.observe(memory, seen(rows, number), weights, np.ones(len(rows)))
+        memory, said = anomalies.observe(memory, seen(rows, number))
         found += said
     return found, memory
 
@@ -245,7 +247,7 @@ def test_who_opposes_others_is_counted_client_by_client():
     for number in range(1, 30):
         rows = messages(number, common=0.0)
         rows[number % 9 + 1] = -rows[number % 5]
-        memory, said = anomalies.observe(memory, seen(rows, number), TEN, np.ones(10))
+        memory, said = anomalies.observe(memory, seen(rows, number))
         assert not said
     opposed = messages(common=0.0)
     opposed[4] = -opposed[7]
@@ -268,7 +270,7 @@ def test_refused_messages_do_not_count_but_who_is_refused_all_the_time_is_named(
     for number in range(1, 30):
         admitted = np.arange(10) != 3
         admitted[8] = number % 2  # every other time
-        memory, said = anomalies.observe(memory, seen(rows, number, admitted), TEN, np.ones(10))
+        memory, said = anomalies.observe(memory, seen(rows, number, admitted))
         found += said
     assert [(one.kind, one.clients) for one in found] == [("refused", [3])]
     assert found[0].text.startswith("client 3 exceeds the gate's limit in most exchanges")
@@ -282,7 +284,7 @@ def test_who_sends_what_is_not_finite_is_named_at_once_and_once():
         bad = [Refusal(number, "step", i, Reason.NOT_FINITE, "") for i in ids]
         admitted = ~np.isin(np.arange(10), ids)
         exchange = exchange._replace(refusals=bad, admitted=admitted)
-        memory, said = anomalies.observe(json.loads(json.dumps(memory)), exchange, TEN, np.ones(10))
+        memory, said = anomalies.observe(json.loads(json.dumps(memory)), exchange)
         found += said
     assert [(one.kind, one.clients, one.exchange) for one in found] == [
         ("not-finite", [3], 1), ("not-finite", [7], 2)]  # fmt: skip
@@ -295,7 +297,7 @@ def test_who_sends_what_is_not_finite_is_named_at_once_and_once():
 def test_where_nobody_is_finite_it_is_not_the_data_of_some():
     bad = [Refusal(1, "step", i, Reason.NOT_FINITE, "") for i in range(10)]
     exchange = seen(messages())._replace(refusals=bad, admitted=np.zeros(10, bool))
-    assert anomalies.observe({}, exchange, TEN, np.ones(10)) == ({}, [])
+    assert anomalies.observe({}, exchange) == ({}, [])
 
 
 def test_in_large_cohorts_others_are_compared_every_time():

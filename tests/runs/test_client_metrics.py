@@ -23,6 +23,7 @@ from simfbo import (
     run,
 )
 from simfbo.algorithms import fedbioacc_local, simfbo, with_momenta
+from simfbo.core.keys import keyed
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.runs import report
 
@@ -126,7 +127,7 @@ def test_a_run_takes_the_same_course_with_and_without(name):
 
 
 def test_clients_that_do_not_reply_are_unknown_and_named():
-    federation = SimulatedFederation(DATA, absence=lambda key, ids: ids == 1)
+    federation = SimulatedFederation(DATA, absence=keyed(lambda key, ids: ids == 1))
     history = go(federation)
     loss, _ = by_hand(history.state.x, history.state.y)
     here = np.array([True, False, True, True])
@@ -153,6 +154,7 @@ def test_numbers_that_are_not_finite_are_refused_and_large_ones_are_not():
 
 
 def test_an_evaluation_that_nobody_answers_does_not_end_a_run():
+    @keyed
     def absence(key, ids):  # all are away when they are asked together
         return np.full(len(ids), len(ids) == 4)
 
@@ -199,6 +201,7 @@ def test_a_resumed_run_is_the_same_and_a_loaded_history_has_the_scores(tmp_path,
         go(federation, directory=tmp_path / "b", resume=True, asked=None, **given)
 
 
+@pytest.mark.filterwarnings("ignore:Rounds of")  # it reads the ledger
 def test_what_an_interrupted_iteration_sent_is_not_counted():
     def change(round, state, federation, key):
         after = round(state, federation, key)
@@ -206,7 +209,7 @@ def test_what_an_interrupted_iteration_sent_is_not_counted():
             raise KeyboardInterrupt
         return after
 
-    federation = SimulatedFederation(DATA, absence=lambda key, ids: ids == 1)
+    federation = SimulatedFederation(DATA, absence=keyed(lambda key, ids: ids == 1))
     history = go(federation, Changed(METHOD, change), rounds=6, every=6, on_round=lambda *_: 0)
     assert history.end["status"] == "interrupted"
     last = history.records[-1]

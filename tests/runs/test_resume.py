@@ -18,7 +18,7 @@ from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import momentum, proximal, sgd, uniform
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.engines.base import Engine
-from simfbo.engines.blocks import Blocks
+from simfbo.engines.rounds import Rounds
 from simfbo.errors import UserError
 from simfbo.privacy import Privacy, private
 from simfbo.runs.checkpoint import files, load
@@ -40,7 +40,7 @@ class MadeUp(Engine):
     """Clients that reply made-up numbers which depend on the payload: nothing is compiled."""
 
     def collect(self, call):
-        like, size = self.like(call), len(call.cohort.ids)
+        like, size = self.message_of(call), len(call.cohort.ids)
         sent = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(call.payload))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(call.key)))
         first = (size,) if self.stacks(call, like) else ()
@@ -221,9 +221,9 @@ def test_ctrl_c_saves_and_evaluates_once(whole, tmp_path):
 def test_ctrl_c_within_a_round_restores_the_previous_one(whole, tmp_path, monkeypatch):
     """Exchanges of the broken round are in no ledger, no history and no checkpoint."""
     history, directory = whole
-    calls, replay = iter(range(100)), Blocks.replay
+    calls, account = iter(range(100)), Rounds.account
     with monkeypatch.context() as patch:
-        patch.setattr(Blocks, "replay", lambda *a: _maybe_stop([*replay(*a)], next(calls) == 6))
+        patch.setattr(Rounds, "account", lambda *a: _maybe_stop([*account(*a)], next(calls) == 6))
         cut = go(tmp_path)
     assert cut.end == {"status": "interrupted"}
     assert cut.records[-1]["communication_rounds"] == cut.records[-1]["round"] == 6

@@ -12,6 +12,7 @@ from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import simfbo
 from simfbo.core.exchange import Reason, Refusal
 from simfbo.core.gate import Gate
+from simfbo.core.keys import keyed
 from simfbo.core.local_work import uniform
 from simfbo.core.sampling import drop_out, without_replacement
 from simfbo.errors import ResumableError, UserError
@@ -261,7 +262,7 @@ def test_refusals_before_the_run_are_not_its_own():
     ("rules", "status", "advice"),
     [
         (
-            {"absence": lambda key, ids: ids >= 0},
+            {"absence": keyed(lambda key, ids: ids >= 0)},
             "starved",
             "did not reply. Sample more clients, or lower min_replies",
         ),

@@ -12,7 +12,7 @@ from simfbo.config.build_task import build_task
 from simfbo.config.run import load
 from simfbo.core.problem import Point
 from simfbo.engines.compile_cache import PROGRAMS
-from simfbo.engines.counting import cost
+from simfbo.engines.debug import cost
 from simfbo.errors import UserError
 from simfbo.studies import tuning
 from simfbo.tasks import quadratic

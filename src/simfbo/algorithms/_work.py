@@ -28,14 +28,12 @@ def mean_work(
     rho = federation.mean_norm(key)
     if rho is not None:
         return rho
-    return norm if _complete(cohort, federation.n) else earlier_mean(state)
+    if len(cohort.ids) != federation.n:
+        return earlier_mean(state)
+    return jnp.where(jnp.all(cohort.ids == np.arange(federation.n, dtype=np.int32)), norm,
+                     earlier_mean(state))  # fmt: skip
 
 
 def earlier_mean(state: Any) -> jax.Array:
     """Return the mean estimate of rho over earlier rounds; 1 before there is any."""
     return jnp.where(state.norm_count > 0, state.norm_sum / jnp.maximum(state.norm_count, 1), 1.0)
-
-
-def _complete(cohort: Cohort, n: int) -> bool:
-    """Return whether every client takes part, once."""
-    return len(cohort.ids) == len(np.unique(cohort.ids)) == n

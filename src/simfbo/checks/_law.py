@@ -9,7 +9,7 @@ import numpy as np
 
 from simfbo.core.method import Method
 from simfbo.core.problem import BilevelProblem, Point, PyTree
-from simfbo.core.sampling import Cohort, Sampler, constant
+from simfbo.core.sampling import AnySampler, Cohort, constant
 from simfbo.engines.base import Engine
 from simfbo.tasks._quadratic import random_quadratic
 from simfbo.tasks.task import Task
@@ -86,7 +86,7 @@ def end(
     return algorithm.point(run_rounds(algorithm, federation, task, rounds, *start))
 
 
-def exactly(ids: tuple[int, ...]) -> Sampler:
+def exactly(ids: tuple[int, ...]) -> AnySampler:
     """Return the sampler that always draws these clients, weighted as if they had been drawn."""
 
     @constant

@@ -23,9 +23,8 @@ from simfbo.checks._law import (
 from simfbo.core import trees
 from simfbo.core.local_work import constant, fixed, uniform
 from simfbo.core.problem import BilevelProblem, Point, PyTree
-from simfbo.core.sampling import Sampler, everyone, without_replacement
-from simfbo.engines.counting import cost
-from simfbo.engines.debug import DebugFederation
+from simfbo.core.sampling import AnySampler, everyone, without_replacement
+from simfbo.engines.debug import DebugFederation, cost
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.tasks._quadratic import random_quadratic
 
@@ -158,7 +157,7 @@ def sampling_unbiased(factory: Factory) -> float:
     before = SimulatedFederation(task.data)
     start = run_rounds(algorithm, before, task, 3)
 
-    def after(sampler: Sampler) -> Point[PyTree]:
+    def after(sampler: AnySampler) -> Point[PyTree]:
         federation = SimulatedFederation(task.data, sampler, constant(3))
         return end(algorithm, federation, task, 1, start, before)
 

@@ -25,6 +25,7 @@ from simfbo.codecs.codec import (
     unframed,
     varint,
 )
+from simfbo.core import trees
 from simfbo.core.keys import Purpose
 from simfbo.core.ledger import is_per_client, payload_channels, payload_parts
 from simfbo.core.problem import CHANNELS, Point, PyTree, channel
@@ -139,6 +140,28 @@ def encode_payload(codecs: Codecs, payload: PyTree, start: PyTree, key: jax.Arra
 def decode_payload(codecs: Codecs, data: bytes, start: PyTree, key: jax.Array, like: PyTree) -> Any:
     """Return the payload in bytes, as clients receive it."""
     return _SHIFTED(_decoded(_down(codecs, like), data, key, like), start, 1.0)
+
+
+def deliver(
+    codecs: Codecs, payload: PyTree, start: Point[PyTree] | None, key: jax.Array
+) -> tuple[PyTree, bytes, float]:
+    """Encode a payload; return it as clients decode it, its bytes, and how many a client receives.
+
+    Args:
+        codecs: how it is coded.
+        payload: what is sent.
+        start: x0 and y0, for codecs that are relative to them.
+        key: of the exchange.
+    """
+    payload = jax.tree.map(jnp.asarray, payload)
+    own, base = down_key(key), trees.on_device(start_of(codecs, payload, start))
+    data = encode_payload(codecs, payload, base, own)
+    rest = sum(
+        leaf.nbytes // max(1, len(leaf))
+        for part in jax.tree.leaves(payload, is_leaf=is_per_client) if is_per_client(part)
+        for leaf in jax.tree.leaves(part)
+    )  # fmt: skip
+    return decode_payload(codecs, data, base, own, payload), data, float(len(data) + rest)
 
 
 def start_of(codecs: Codecs, payload: PyTree, start: Point[PyTree] | None) -> PyTree:

@@ -33,8 +33,8 @@ def describe(given: Mapping[str, Any]) -> Described:
         >>> from simfbo.core.problem import Point
         >>> from simfbo.core.sampling import without_replacement
         >>> describe({"local": Point(x=0.1, y=0.2), "sampler": without_replacement(3)})
-        {'local.x': 0.1, 'local.y': 0.2, 'local.v': None, 'sampler': 'sample', \
-'sampler.replace': False, 'sampler.size': 3}
+        {'local.x': 0.1, 'local.y': 0.2, 'local.v': None, 'sampler': \
+'WithoutReplacement', 'sampler.size': 3}
     """
     return {
         path: value

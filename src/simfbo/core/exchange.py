@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum, unique
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from simfbo.core.problem import PyTree
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
 
 # The client step that evaluates rather than trains: its exchanges are counted by themselves.
 EVALUATION = "client_metrics"
@@ -57,6 +56,23 @@ _TEXTS = {
     Reason.TOO_LARGE: "sent a message above the norm limit",
     Reason.REFUSED_BY_NODE: "sent a message that its node refused",
 }
+
+
+class Octets(NamedTuple):
+    """How many bytes coded messages have, added over all clients.
+
+    Attributes:
+        down: of the payloads.
+        up: of the messages.
+        estimated: those of them that were not counted but computed: the length of an entropy code,
+            or that of other clients' messages.
+        variance: of their sum, from the differences between clients.
+    """
+
+    down: float
+    up: float
+    estimated: float = 0.0
+    variance: float = 0.0
 
 
 class Request(NamedTuple):
@@ -105,8 +121,64 @@ class Probed(NamedTuple):
     widths: tuple[int, ...]
 
 
+class Shapes(NamedTuple):
+    """Structure, shapes and dtypes of a pytree, as a hashable value."""
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, tree: PyTree) -> Shapes:
+        """Return the shapes of a pytree of arrays."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves))
+
+    @property
+    def tree(self) -> PyTree:
+        """Return the pytree, of abstract arrays."""
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
+class ExchangeReport(eqx.Module):
+    """What the server learns from an exchange; reports of several rounds have one axis more.
+
+    Attributes:
+        client_step: the name of the step.
+        payload: shapes of what each client receives.
+        message: shapes of what each client sends.
+        ids: the clients asked.
+        weights: of their messages, where messages are compared; else None.
+        work: ||a_i||_1, where messages are compared; else None.
+        replied: which clients replied; None for all.
+        admitted: which replies passed the gate.
+        squares: squared norms of the replies, by position and leaf; zero without a reply.
+        down: bytes of the coded payload; None without codecs.
+        up: bytes of the coded messages, not a number where they were not computed; None without
+            codecs.
+        probes: numbers of the messages that are compared (`simfbo.robust.anomalies`), else None.
+    """
+
+    client_step: str = eqx.field(static=True)
+    payload: Shapes = eqx.field(static=True)
+    message: Shapes = eqx.field(static=True)
+    ids: Int[Any, "*rounds cohort"]
+    weights: Float[Any, "*rounds cohort"] | None
+    work: Float[Any, "*rounds cohort"] | None
+    replied: Bool[Any, "*rounds cohort"] | None
+    admitted: Bool[Any, "*rounds cohort"]
+    squares: Float[Any, "*rounds cohort leaves"]
+    down: Float[Any, "*rounds"] | None
+    up: Float[Any, "*rounds cohort"] | None
+    probes: Float[Any, "*rounds cohort numbers"] | None
+
+    @property
+    def factor(self) -> Any:
+        """Return what the weights of the admitted are multiplied by: asked / admitted."""
+        return self.admitted.shape[-1] / self.admitted.sum(-1).clip(1)
+
+
 class Exchange(NamedTuple):
-    """The outcome of one exchange.
+    """The outcome of one exchange, as the server keeps it.
 
     Attributes:
         request: what the cohort was sent.
@@ -114,9 +186,11 @@ class Exchange(NamedTuple):
         squares: squared norms of the replies, by position and leaf.
         refusals: the replies that do not count.
         probed: what is compared between replies; None where nothing is.
-        octets: bytes of the replies that were counted, or not a number; None without codecs.
         memory: what clients remember if their replies count, by position; None where they remember
             nothing, or it is elsewhere.
+        coded: bytes both ways, where messages are coded.
+        weights: of the messages.
+        work: ||a_i||_1 of the clients.
     """
 
     request: Request
@@ -124,8 +198,10 @@ class Exchange(NamedTuple):
     squares: Float[np.ndarray, "cohort leaves"]
     refusals: list[Refusal]
     probed: Probed | None = None
-    octets: Float[np.ndarray, " replies"] | None = None
     memory: PyTree = None
+    coded: Octets | None = None
+    weights: Float[np.ndarray, " cohort"] | None = None
+    work: Float[np.ndarray, " cohort"] | None = None
 
     @property
     def factor(self) -> float:

@@ -1,20 +1,23 @@
-"""Random draws on the host, each with a purpose of its own.
+"""Random draws, each with a purpose of its own, in JAX or by a NumPy function on the host.
 
 Every draw is keyed by (seed, round, client, step, purpose), so results do not depend on order, on
-the engine or on which clients dropped out. What the server decides (who takes part, how much each
-client does) is drawn here rather than inside jit: a full permutation of 10,000 clients costs
-milliseconds there and nothing on the host.
+the engine or on which clients dropped out.
 """
 
 import os
 from collections.abc import Callable
 from enum import IntEnum, unique
+from functools import partial
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int, Key, Shaped
 
 from simfbo.core.problem import Scalar
+from simfbo.errors import NeedsHost
 
 _key_data = jax.jit(jax.random.key_data)
 D = TypeVar("D", bound=Callable[..., Any])
@@ -70,10 +73,9 @@ def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
 
 
 def constant(draw: D) -> D:
-    """Declare that a sampler, or any other draw of the server, is the same in every round.
+    """Declare that a NumPy sampler, or another draw on the host, is the same in every round.
 
-    It is then asked once, and its result is a part of the compiled program. An object that is
-    called may instead have an attribute `depends_on = "nothing"`.
+    It is then called once, and its result is an input of the compiled rounds.
 
     Example:
         >>> from simfbo.core.sampling import Cohort
@@ -85,14 +87,27 @@ def constant(draw: D) -> D:
     return draw
 
 
-def keyed(draw: D) -> D:
-    """Declare that a sampler, or any other draw of the server, depends on its arguments alone.
+def keyed(draw: Callable[..., Any] | None = None, *, size: int | None = None) -> Any:
+    """Declare that a NumPy sampler, or another draw on the host, depends on its arguments alone.
 
-    It is then asked for many rounds ahead, and rounds run in compiled blocks. What declares nothing
-    may count or look at a clock: it is asked once per round, in order, and rounds run one by one.
-    An object that is called may instead have an attribute `depends_on = "key"`.
+    It is then called from inside the compiled rounds, which costs about 0.4 ms each time. A draw
+    that declares nothing may count or look at a clock: rounds run one at a time, in order.
+
+    Args:
+        draw: the function.
+        size: of the cohorts that a sampler draws; without it rounds run one at a time.
+
+    Example:
+        >>> from simfbo.core.sampling import Cohort
+        >>> @keyed(size=2)
+        ... def two(key, p):
+        ...     first = int(jax.random.key_data(key)[-1]) % (len(p) - 1)
+        ...     return Cohort(np.array([first, first + 1]), np.full(2, 0.5))
     """
+    if draw is None:
+        return partial(keyed, size=size)
     draw.depends_on = "key"  # pyright: ignore[reportFunctionMemberAccess]
+    draw.size = size  # pyright: ignore[reportFunctionMemberAccess]
     return draw
 
 
@@ -106,8 +121,74 @@ def is_keyed(draw: Any) -> bool:
     return getattr(draw, "depends_on", None) in ("key", "nothing")
 
 
+def like_declared(of: Any, draw: D) -> D:
+    """Return a draw, declared as another one is."""
+    draw.depends_on = getattr(of, "depends_on", None)  # pyright: ignore[reportFunctionMemberAccess]
+    draw.__name__ = getattr(of, "__name__", type(of).__name__)
+    return draw
+
+
+class HostDraw(eqx.Module):
+    """A NumPy function that draws a value for each client: (key, ids) -> values.
+
+    Attributes:
+        function: the function.
+        dtype: of its values.
+    """
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    dtype: Any = eqx.field(static=True, default=np.int32)
+
+    def draw(self, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> np.ndarray:
+        """Call the function."""
+        return np.asarray(self.function(key, ids), self.dtype)
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Array:
+        """Call the function from inside a compiled program."""
+        if not is_keyed(self.function):
+            raise needs_host("draw", self.function, "keyed")
+        like = jax.ShapeDtypeStruct(ids.shape, self.dtype)
+        return call_host(self.draw, like, key, jnp.asarray(ids))
+
+
+class Given(eqx.Module):
+    """Values that were drawn on the host, by position in the cohort."""
+
+    values: Shaped[Any, " cohort"]
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Any:
+        """Return the values."""
+        return self.values
+
+
+def given(draw: Any, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Any:
+    """Return a draw whose values are known, if it takes place on the host."""
+    return Given(draw.draw(key, ids)) if isinstance(draw, HostDraw) else draw
+
+
+def needs_host(kind: str, function: Any, how: str) -> NeedsHost:
+    """Return the reason why rounds with a NumPy function run one at a time."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return NeedsHost(
+        f"the {kind} '{name}' is a NumPy function (declare it with sampling.{how} if it depends on "
+        "its arguments alone, or write it in JAX)"
+    )
+
+
+def call_host(function: Callable[..., Any], like: Any, key: Key[Array, ""], *rest: Array) -> Any:
+    """Call a NumPy function of a key and arrays from inside a compiled program."""
+    impl = jax.random.key_impl(key)
+
+    def call(words: Array, *rest: Array) -> Any:
+        own = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
+        found = function(own, *map(np.asarray, rest))
+        return jax.tree.map(lambda of, value: np.asarray(value, of.dtype), like, found)
+
+    return jax.pure_callback(call, like, jax.random.key_data(key), *rest, vmap_method="sequential")
+
+
 def secret_key() -> jax.Array:
     """Return a key from the operating system's randomness, which nobody can reproduce."""
     like = jax.random.key_data(jax.random.key(0))
     words = np.frombuffer(os.urandom(like.nbytes), np.uint32)
-    return jax.random.wrap_key_data(jax.numpy.asarray(words))
+    return jax.random.wrap_key_data(jnp.asarray(words))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from simfbo.core.exchange import EVALUATION
+from simfbo.core.exchange import EVALUATION, Octets
 from simfbo.core.problem import CHANNELS, PyTree, channel
 
 
@@ -27,23 +27,6 @@ class PerClient(NamedTuple):
     """
 
     slices: PyTree
-
-
-class Octets(NamedTuple):
-    """How many bytes coded messages have, added over all clients.
-
-    Attributes:
-        down: of the payloads.
-        up: of the messages.
-        estimated: those of them that were not counted but computed: the length of an entropy code,
-            or that of other clients' messages.
-        variance: of their sum, from the differences between clients.
-    """
-
-    down: float
-    up: float
-    estimated: float = 0.0
-    variance: float = 0.0
 
 
 class Traffic(NamedTuple):

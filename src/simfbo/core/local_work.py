@@ -17,19 +17,19 @@ and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from simfbo.core import keys
-from simfbo.core.keys import Purpose, host_rng, seed_rng
+from simfbo.core.keys import Given, HostDraw, Purpose, seed_rng
 from simfbo.errors import UserError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 __all__ = [
     "LocalPlan",
@@ -120,22 +120,6 @@ class LocalPlan:
         return jax.tree.map(lambda a: a[clients], self)
 
 
-class LocalDraw(NamedTuple):
-    """What is drawn for clients.
-
-    Attributes:
-        tau: their numbers of local steps.
-        rule: which rule each follows, as a row of a `RuleTable`.
-    """
-
-    tau: Int[Any, "*clients"]
-    rule: Int[Any, "*clients"]
-
-    def of(self, clients: Any) -> LocalDraw:
-        """Return what was drawn for some of the clients."""
-        return LocalDraw(self.tau[clients], self.rule[clients])
-
-
 class RuleTable(NamedTuple):
     """Different rules, a row for each; what is the same for plain steps is None.
 
@@ -151,9 +135,8 @@ class RuleTable(NamedTuple):
     keep: Float[Any, " rules"] | None
     momentum: Float[Any, " rules"] | None
 
-    def plan(self, draw: LocalDraw) -> LocalPlan:
-        """Return the plan for what was drawn; table and draw may both be traced."""
-        tau, rule = draw
+    def plan(self, tau: Int[Any, "*clients"], rule: Int[Any, "*clients"]) -> LocalPlan:
+        """Return the plan for numbers of local steps and rows of this table."""
         taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
         steps, keep, momentum = (None if a is None else a[rule] for a in self[1:])
         weights = taken.astype(self.norm.dtype)
@@ -187,17 +170,94 @@ def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
     return np.array(norms)
 
 
+class SameForAll(eqx.Module):
+    """The same number for all clients, a constant of the program: loops have a fixed length."""
+
+    number: int = eqx.field(static=True)
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> np.int32:
+        return np.int32(self.number)
+
+
+class PerClient(eqx.Module):
+    """A number for each client, the same in every round."""
+
+    numbers: Int[Any, " n"]
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Int[Any, " cohort"]:
+        return self.numbers[ids]
+
+
+class UniformDraw(eqx.Module):
+    """A number from {low .. high} for each client, drawn uniformly in every exchange."""
+
+    low: int = eqx.field(static=True)
+    high: int = eqx.field(static=True)
+    purpose: Purpose = eqx.field(static=True)
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Int[Array, " cohort"]:
+        like = jax.ShapeDtypeStruct(ids.shape, jnp.int32)
+
+        def draw(key: Key[Array, ""], ids: np.ndarray) -> np.ndarray:
+            rng = keys.host_rng(key, self.purpose)
+            return rng.integers(self.low, self.high + 1, int(ids.max()) + 1)[ids]
+
+        return keys.call_host(draw, like, key, jnp.asarray(ids))
+
+
+Draw = SameForAll | PerClient | UniformDraw | HostDraw | Given
 Rules = LocalRule | Sequence[LocalRule]
+
+
+class Work(eqx.Module):
+    """The local work of n clients, as the compiled rounds draw it.
+
+    Attributes:
+        tau: draws numbers of local steps.
+        rule: draws which of the listed rules a client follows.
+        rows: the row of each listed rule in the table.
+        table: the different rules.
+        assigned: see `LocalWork`.
+    """
+
+    tau: Draw
+    rule: Draw
+    rows: Int[Any, " listed"]
+    table: RuleTable
+    assigned: bool = eqx.field(static=True)
+
+    @property
+    def draws(self) -> tuple[Draw, Draw]:
+        """Return what is drawn."""
+        return self.tau, self.rule
+
+    def plan(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> LocalPlan:
+        """Draw the plan of some clients, without a leading axis if all clients have the same."""
+        tau, rule = self.tau(key, ids), self.rows[self.rule(key, ids)]
+        if np.shape(tau) != np.shape(rule):
+            arrays = (jnp if isinstance(rule, jax.Array) else np).broadcast_arrays
+            tau, rule = arrays(tau, rule)
+        return self.table.plan(tau, rule)
+
+    def mean_norm(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Any:
+        """Return rho = sum_j p_j ||a_j||_1 for the exchange with a key."""
+        norm = self.plan(key, np.arange(p.shape[0], dtype=np.int32)).norm
+        return norm if jnp.ndim(norm) == 0 else p @ norm
+
+    def given(self, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Work:
+        """Return the work with the values of those draws that take place on the host."""
+        tau, rule = (keys.given(draw, key, ids) for draw in (self.tau, self.rule))
+        return replace(self, tau=tau, rule=rule)
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Who does how much: a function (key, n) -> `LocalPlan` of all n clients.
+    """How many local steps each client takes, and by which rule.
 
     Make one with `constant`, `fixed` or `uniform`.
 
     Attributes:
-        draw: (key, n) -> tau of every client; see `simfbo.sampling.keyed`.
+        draw: (key, n) -> tau of every client, by a NumPy function; see `simfbo.sampling.keyed`.
         tau_max: the largest tau that can be drawn.
         rules: the local optimiser of all clients, or one for each.
         assigned: whether the server assigns the local work, and so knows all of it in advance.
@@ -206,11 +266,11 @@ class LocalWork:
             the list, see `simfbo.sampling.keyed`; by default client i follows the i-th.
     """
 
-    draw: Callable[[jax.Array, int], np.ndarray]
+    draw: Draw | Callable[[jax.Array, int], np.ndarray]
     tau_max: int
     rules: Rules = LocalRule()
     assigned: bool = True
-    choose: Callable[[jax.Array, int], np.ndarray] | None = None
+    choose: Draw | Callable[[jax.Array, int], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         if self.tau_max < 1:
@@ -223,27 +283,75 @@ class LocalWork:
 
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
         """Return the plan of all n clients, or of some, for the exchange of `key`."""
-        return self.table.plan(self.drawn(key, n).of(clients))
+        everyone = np.arange(n, dtype=np.int32)
+        plan = self.resolved(n).given(key, everyone).plan(key, everyone)
+        if not np.ndim(plan.tau):
+            plan = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), plan)
+        return jax.tree.map(np.asarray, plan)[clients]
 
-    def drawn(self, key: jax.Array, n: int) -> LocalDraw:
-        """Return what is drawn for all n clients, for the exchange of `key`."""
-        tau, chosen = np.asarray(self.draw(key, n), np.int32), self._chosen(key, n)
+    def resolved(self, n: int) -> Work:
+        """Return the local work of n clients; what is the same in every round is drawn now."""
+        listed = self._listed
+        if self.choose is None and len(listed) not in (1, n):
+            raise UserError(
+                f"{len(listed)} local rules are given for {n} clients: give one for each, or one "
+                "rule for all."
+            )
+        different = tuple(dict.fromkeys(listed))
+        rows = np.array([different.index(rule) for rule in listed], np.int32)
+        rule = self._choice(n)
+        tau = self._resolved(self.draw, n, self._checked)
+        if isinstance(tau, SameForAll | PerClient) and isinstance(rule, SameForAll | PerClient):
+            key, everyone = jax.random.key(0), np.arange(n, dtype=np.int32)
+            most = np.array([_most(one) for one in listed])[rule(key, everyone)]
+            steps = np.broadcast_to(tau(key, everyone), n)
+            if (steps > most).any():
+                first = int(np.argmax(steps > most))
+                raise _too_few(np.broadcast_to(most, n)[first], steps[first])
+        elif self.tau_max > (least := min(map(_most, listed))):
+            raise _too_few(least, self.tau_max)
+        return Work(tau, rule, rows, _table(different, self.tau_max), self.assigned)
+
+    def _choice(self, n: int) -> Draw:
+        """Return the draw of the clients' rules."""
+        count = len(self._listed)
+        if self.choose is None:
+            return SameForAll(0) if count == 1 else PerClient(np.arange(n, dtype=np.int32))
+
+        def checked(chosen: np.ndarray, n: int) -> np.ndarray:
+            if chosen.shape != (n,) or chosen.min() < 0 or chosen.max() >= count:
+                raise UserError(
+                    f"Choose one of {count} local rules for each of {n} clients, by positions from "
+                    f"0 to {count - 1}."
+                )
+            return chosen
+
+        return self._resolved(self.choose, n, checked)
+
+    def _checked(self, tau: np.ndarray, n: int) -> np.ndarray:
         if tau.min() < 1 or tau.max() > self.tau_max:
             raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
-        most = self._limits[chosen]
-        if (tau > most).any():
-            raise _too_few(most[tau > most][0], tau[tau > most][0])
-        return LocalDraw(tau, self._rows[chosen])
+        return tau
 
-    @property
-    def draws(self) -> tuple[Callable[[jax.Array, int], np.ndarray], ...]:
-        """Return the functions that draw."""
-        return (self.draw,) if self.choose is None else (self.draw, self.choose)
+    @staticmethod
+    def _resolved(draw: Any, n: int, checked: Callable[[np.ndarray, int], np.ndarray]) -> Draw:
+        """Return a draw for compiled rounds: of a NumPy function, its values or a call."""
+        if isinstance(draw, PerClient):  # equal numbers give loops of a fixed length
+            numbers = draw.numbers
+            if len(numbers) != n:
+                count = len(numbers)
+                raise UserError(f"{count} numbers of local steps are given for {n} clients.")
+            return SameForAll(int(numbers[0])) if (numbers == numbers[0]).all() else draw
+        if isinstance(draw, SameForAll | UniformDraw):
+            return draw
+        if keys.is_constant(draw):
+            numbers = checked(np.asarray(draw(jax.random.key(0), n), np.int32), n)
+            return LocalWork._resolved(PerClient(numbers), n, checked)
 
-    @cached_property
-    def table(self) -> RuleTable:
-        """Return the different rules."""
-        return _table(tuple(dict.fromkeys(self._listed)), self.tau_max)
+        def some(key: jax.Array, ids: np.ndarray) -> np.ndarray:
+            return checked(np.asarray(draw(key, n), np.int32), n)[ids]
+
+        return HostDraw(keys.like_declared(draw, some))
 
     @property
     def _listed(self) -> tuple[Any, ...]:
@@ -251,37 +359,6 @@ class LocalWork:
         rules: Any = self.rules
         several = isinstance(rules, Sequence) and not isinstance(rules, LocalRule)
         return tuple(rules) if several else (rules,)
-
-    @cached_property
-    def _rows(self) -> np.ndarray:
-        """Return the rows of the listed rules in the table."""
-        row = {rule: row for row, rule in enumerate(dict.fromkeys(self._listed))}
-        return np.array([row[rule] for rule in self._listed], np.int32)
-
-    @cached_property
-    def _limits(self) -> np.ndarray:
-        """Return how many steps each listed rule has coefficients for."""
-        return np.array([_most(rule) for rule in self._listed])
-
-    def _chosen(self, key: jax.Array, n: int) -> np.ndarray:
-        """Return which of the rules every client follows."""
-        count = len(self._rows)
-        if self.choose is not None:
-            chosen = np.asarray(self.choose(key, n), np.int32)
-            if chosen.shape != (n,) or chosen.min() < 0 or chosen.max() >= count:
-                raise UserError(
-                    f"Choose one of {count} local rules for each of {n} clients, by positions from "
-                    f"0 to {count - 1}."
-                )
-            return chosen
-        if isinstance(self.rules, LocalRule):
-            return np.zeros(n, np.int32)
-        if count != n:
-            raise UserError(
-                f"{count} local rules are given for {n} clients: give one for each, or one rule "
-                "for all."
-            )
-        return np.arange(n, dtype=np.int32)
 
 
 def _most(rule: LocalRule) -> float:
@@ -314,9 +391,7 @@ def effective(rule: LocalRule, tau: int) -> np.ndarray:
 
 def constant(tau: int, rules: Rules = LocalRule(), *, rules_every_round: bool = False) -> LocalWork:
     """Every client takes `tau` local steps; `rules` as for `fixed`."""
-    choose = _any_of(rules) if rules_every_round else None
-    draw = keys.constant(lambda key, n: np.full(n, tau))
-    return LocalWork(draw, tau, rules, choose=choose)
+    return LocalWork(SameForAll(tau), tau, rules, choose=_any_of(rules, rules_every_round))
 
 
 def fixed(
@@ -343,14 +418,7 @@ def fixed(
     table = np.asarray(taus)
     if table.ndim != 1 or not len(table) or table.dtype.kind not in "iu" or table.min() < 1:
         raise UserError("Give one whole number of local steps per client, each at least 1.")
-
-    @keys.constant
-    def draw(key: jax.Array, n: int) -> np.ndarray:
-        if n != len(table):
-            raise UserError(f"{len(table)} numbers of local steps are given for {n} clients.")
-        return table
-
-    choose = _any_of(rules) if rules_every_round else None
+    draw, choose = PerClient(table.astype(np.int32)), _any_of(rules, rules_every_round)
     return LocalWork(draw, int(table.max()), rules, assigned, choose)
 
 
@@ -378,20 +446,17 @@ def uniform(
     if not 1 <= low <= high:
         raise UserError(f"Local steps must satisfy 1 <= low <= high, got {low} and {high}.")
 
-    @(keys.keyed if every_round else keys.constant)
-    def draw(key: jax.Array, n: int) -> np.ndarray:
-        rng = (
-            host_rng(key, Purpose.LOCAL_STEPS)
-            if every_round
-            else seed_rng(seed, Purpose.LOCAL_STEPS)
-        )
-        return rng.integers(low, high + 1, n)
+    @keys.constant
+    def once(key: jax.Array, n: int) -> np.ndarray:
+        return seed_rng(seed, Purpose.LOCAL_STEPS).integers(low, high + 1, n)
 
-    choose = _any_of(rules) if rules_every_round else None
-    return LocalWork(draw, high, rules, assigned, choose)
+    draw = UniformDraw(low, high, Purpose.LOCAL_STEPS) if every_round else once
+    return LocalWork(draw, high, rules, assigned, _any_of(rules, rules_every_round))
 
 
-def _any_of(rules: Rules) -> Callable[[jax.Array, int], np.ndarray]:
-    """Return the choice of one of the rules for every client, drawn from the key."""
+def _any_of(rules: Rules, every_round: bool) -> Draw | None:
+    """Return the draw of one of the rules for each client, if it takes place in every round."""
+    if not every_round:
+        return None
     count = 1 if isinstance(rules, LocalRule) else len(rules)
-    return keys.keyed(lambda key, n: host_rng(key, Purpose.LOCAL_RULES).integers(count, size=n))
+    return UniformDraw(0, max(0, count - 1), Purpose.LOCAL_RULES)

@@ -1,29 +1,32 @@
 """Samplers: which clients take part in a round, and with which weights.
 
-A sampler is a function (key, p) -> Cohort whose weights make every weighted sum unbiased:
+The weights of a cohort make every weighted sum unbiased:
 
     E sum_{i in C} w_i z_i = sum_i p_i z_i
 
-It is asked once per round, in order. One that depends on its arguments alone declares that with
-`keyed`, one that is the same in every round with `constant`: then rounds run in compiled blocks.
+A `Sampler` draws in JAX, inside the compiled rounds. A NumPy function (key, p) -> Cohort works too:
+rounds then run one at a time, unless it is declared with `keyed` or `constant`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from simfbo.core.keys import Purpose, constant, host_rng, keyed
+from simfbo.core import keys
+from simfbo.core.keys import HostDraw, Purpose, constant, is_constant, keyed
 from simfbo.errors import UserError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 __all__ = [
     "Cohort",
+    "Sampler",
     "constant",
     "drop_out",
     "everyone",
@@ -41,17 +44,175 @@ class Cohort(NamedTuple):
         weights: w_i, the weight of each client's message in a sum.
     """
 
-    ids: Int[np.ndarray, " cohort"]
-    weights: Float[np.ndarray, " cohort"]
+    ids: Int[Any, " cohort"]
+    weights: Float[Any, " cohort"]
+
+    def is_everyone(self, n: int) -> bool:
+        """Return whether it is known, also in a trace, that all n clients take part once."""
+        ids = self.ids
+        return isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(n))
 
 
-Sampler = Callable[[jax.Array, np.ndarray], Cohort]
-Absence = Callable[[jax.Array, np.ndarray], np.ndarray]
+class Sampler(eqx.Module):
+    """Draws cohorts in JAX; write a subclass for a sampler of your own.
+
+    Attributes:
+        repeats: whether a cohort can hold a client twice, as far as is known.
+        static: whether all cohorts are the same.
+    """
+
+    repeats: ClassVar[bool] = False
+    static: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        """Draw a cohort, in ascending order, from clients with weights p_i."""
+
+
+class Everyone(Sampler):
+    """All clients; see `everyone`."""
+
+    static = True
+
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        return Cohort(np.arange(p.shape[0], dtype=np.int32), p)
+
+
+class Fixed(Sampler):
+    """The same clients in every round, with the same weights."""
+
+    static = True
+
+    ids: tuple[int, ...] = eqx.field(static=True)
+    weights: Float[Any, " cohort"]
+
+    @property
+    def repeats(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return len(set(self.ids)) < len(self.ids)
+
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        return Cohort(np.array(self.ids, np.int32), self.weights)
+
+
+class WithoutReplacement(Sampler):
+    """P distinct clients; see `without_replacement`."""
+
+    size: int = eqx.field(static=True)
+
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        n = p.shape[0]
+        if not 1 <= self.size <= n:
+            raise UserError(f"A cohort of {self.size} cannot be drawn from {n} clients.")
+        if self.size == n:
+            return Everyone()(key, p)
+        ids = _choice(key, n, self.size, False)
+        return Cohort(ids, jnp.asarray(p)[ids] * (n / self.size))
+
+
+class WithReplacement(Sampler):
+    """P independent draws; see `with_replacement`."""
+
+    repeats = True
+
+    size: int = eqx.field(static=True)
+
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        n = p.shape[0]
+        if self.size < 1:
+            raise UserError(f"A cohort of {self.size} cannot be drawn from {n} clients.")
+        ids = _choice(key, n, self.size, True)
+        return Cohort(ids, jnp.asarray(p)[ids] * (n / self.size))
+
+
+def _choice(key: Key[Array, ""], n: int, size: int, replace: bool) -> Int[Array, " size"]:
+    def draw(key: Key[Array, ""]) -> np.ndarray:
+        return np.sort(keys.host_rng(key, Purpose.COHORT).choice(n, size, replace=replace))
+
+    return keys.call_host(draw, jax.ShapeDtypeStruct((size,), jnp.int32), key)
+
+
+class HostSampler(Sampler):
+    """A NumPy function (key, p) -> (ids, weights) as a sampler.
+
+    Attributes:
+        function: the function.
+        size: of its cohorts, if it is declared with `keyed(size=...)`.
+    """
+
+    repeats = True
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    size: int | None = eqx.field(static=True, default=None)
+
+    def draw(self, key: Key[Array, ""], p: Float[np.ndarray, " n"]) -> Cohort:
+        """Call the function; return its cohort in ascending order."""
+        ids, weights = map(np.asarray, self.function(key, p))
+        if not len(ids):
+            raise UserError("The sampler returned no clients: a cohort needs at least one.")
+        if weights.shape != ids.shape:
+            raise UserError("The sampler must return one weight per client.")
+        if self.size not in (None, len(ids)):
+            raise UserError(f"The sampler drew {len(ids)} clients: it was declared to draw "
+                            f"{self.size}.")  # fmt: skip
+        order = np.argsort(ids, kind="stable")
+        return Cohort(ids[order].astype(np.int32), weights[order])
+
+    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+        if self.size is None:
+            raise keys.needs_host("sampler", self.function, "keyed(size=...)")
+        shape = (self.size,)
+        like = Cohort(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, p.dtype))
+        return keys.call_host(self.draw, like, key, jnp.asarray(p))
+
+    def resolved(self, p: Float[np.ndarray, " n"]) -> Sampler:
+        """Return a sampler of the same cohorts that needs no call, if they are all the same."""
+        if not is_constant(self.function):
+            return self
+        cohort = self.draw(jax.random.key(0), p)
+        return Fixed(tuple(cohort.ids.tolist()), cohort.weights)
+
+
+AnySampler = Sampler | Callable[[jax.Array, np.ndarray], Cohort]
+
+
+def as_sampler(given: AnySampler) -> Sampler:
+    """Return a sampler; a plain function is called on the host."""
+    if isinstance(given, Sampler):
+        return given
+    return HostSampler(given, getattr(given, "size", None))
+
+
+class DropOut(eqx.Module):
+    """Each client fails to reply with a probability; see `drop_out`."""
+
+    rate: float
+
+    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Bool[Array, " cohort"]:
+        like = jax.ShapeDtypeStruct(ids.shape, jnp.result_type(float))
+
+        def draw(key: Key[Array, ""], ids: np.ndarray) -> np.ndarray:
+            return keys.host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids]
+
+        return keys.call_host(draw, like, key, jnp.asarray(ids)) < self.rate
+
+
+Absence = DropOut | HostDraw
+
+
+def as_absence(given: Any) -> Absence | None:
+    """Return drop-outs; a plain function (key, ids) -> bool is called on the host."""
+    if given is None or isinstance(given, DropOut | HostDraw):
+        return given
+
+    def draw(key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> np.ndarray:
+        return np.asarray(given(key, ids), bool)
+
+    return HostDraw(keys.like_declared(given, draw), bool)
 
 
 def everyone() -> Sampler:
     """All clients, with weights p_i."""
-    return constant(lambda key, p: Cohort(np.arange(len(p), dtype=np.int32), p))
+    return Everyone()
 
 
 def without_replacement(size: int) -> Sampler:
@@ -65,7 +226,7 @@ def without_replacement(size: int) -> Sampler:
         >>> cohort.weights.tolist()
         [0.5, 0.5]
     """
-    return _uniform(size, replace=False)
+    return WithoutReplacement(size)
 
 
 def with_replacement(size: int) -> Sampler:
@@ -73,10 +234,10 @@ def with_replacement(size: int) -> Sampler:
 
     Variance of the weighted sum: 1/P times the clients' own.
     """
-    return _uniform(size, replace=True)
+    return WithReplacement(size)
 
 
-def drop_out(rate: float) -> Absence:
+def drop_out(rate: float) -> DropOut:
     """Simulate drop-outs: each sampled client fails to reply with probability `rate`.
 
     Whether a client drops out depends on the exchange and the client, never on who else was
@@ -89,24 +250,4 @@ def drop_out(rate: float) -> Absence:
     """
     if not 0 <= rate < 1:
         raise UserError(f"The rate of drop-outs must lie in [0, 1), got {rate}.")
-
-    @keyed
-    def absent(key: jax.Array, ids: np.ndarray) -> np.ndarray:
-        return host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids] < rate
-
-    return absent
-
-
-def _uniform(size: int, replace: bool) -> Sampler:
-    """Return the uniform sampler of `size` clients."""
-
-    @keyed
-    def sample(key: jax.Array, p: np.ndarray) -> Cohort:
-        n = len(p)
-        if size < 1 or (size > n and not replace):
-            raise UserError(f"A cohort of {size} cannot be drawn from {n} clients.")
-        ids = host_rng(key, Purpose.COHORT).choice(n, size, replace=replace)
-        ids = np.sort(ids).astype(np.int32)
-        return Cohort(ids, p[ids] * (n / size))
-
-    return sample
+    return DropOut(rate)

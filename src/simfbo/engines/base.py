@@ -1,66 +1,73 @@
-"""What all engines share: cohorts, local work, the gate, aggregation and the ledger."""
+"""A federation, except for how messages are computed or fetched: gate, ledger and observation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from operator import is_not
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.codecs.messages import REQUEST_BYTES, Codecs, require_consistent
-from simfbo.core import gate, memory, trees
+from simfbo.codecs.messages import REQUEST_BYTES, Codecs, decode_message, require_consistent, up_key
+from simfbo.core import gate, keys, memory, trees
 from simfbo.core.data import FederatedData
-from simfbo.core.exchange import EVALUATION, Exchange, Refusal, Request
+from simfbo.core.exchange import (
+    EVALUATION,
+    Exchange,
+    ExchangeReport,
+    Octets,
+    Probed,
+    Reason,
+    Refusal,
+    Request,
+)
 from simfbo.core.federation import Client, ClientStep
-from simfbo.core.gate import Decode, Gate
-from simfbo.core.keys import secret_key
-from simfbo.core.ledger import Ledger, Octets
-from simfbo.core.local_work import LocalPlan, LocalWork, constant
+from simfbo.core.gate import Decode, Finding, Gate, too_large
+from simfbo.core.ledger import Ledger
+from simfbo.core.local_work import LocalPlan, LocalWork, Work, constant
 from simfbo.core.method import Method, Parts, as_module, is_uncoded, require_unmodified_sums
-from simfbo.core.problem import Point, PyTree, Scalar
-from simfbo.core.sampling import Absence, Cohort, Sampler, everyone
-from simfbo.engines._coding import Sent, decoder, delivered, weighed
-from simfbo.engines._cost import Cost, cost_of
-from simfbo.engines._messages import answer, form, slice_for
+from simfbo.core.problem import Point, PyTree
+from simfbo.core.sampling import (
+    Absence,
+    AnySampler,
+    Cohort,
+    HostSampler,
+    Sampler,
+    as_absence,
+    as_sampler,
+    everyone,
+)
 from simfbo.engines.compile_cache import TRACES
+from simfbo.engines.exchange import answer, combined, form, slice_for
 from simfbo.errors import TooFewReplies, UserError, brief
-from simfbo.robust import aggregation, anomalies
-from simfbo.robust.aggregation import Aggregator
+from simfbo.privacy import clipped_again
+from simfbo.robust import anomalies
+from simfbo.robust.aggregation import Aggregator, combine, needs_stack
 from simfbo.robust.anomalies import Memory, Suspicion
 
 
 class Call(NamedTuple):
-    """One use of the verb.
+    """One use of `sum` or `gather`.
 
     Attributes:
-        client_step: what each client does.
-        parts: its structure, and its numbers.
-        payload: what each client receives, after decoding.
-        cohort: who is asked.
-        plan: local work, by position in the cohort.
+        step: the client step, as a pytree.
+        payload: what each client receives.
+        cohort: the clients asked.
         key: of the exchange.
-        single: whether the algorithm wants messages one by one rather than their weighted sum.
-        codecs: how messages are coded; None for not at all.
-        sent: the payload as it was coded.
+        stack: whether the messages are wanted one by one.
     """
 
-    client_step: ClientStep
-    parts: Parts
+    step: Any
     payload: PyTree
     cohort: Cohort
-    plan: LocalPlan
     key: jax.Array
-    single: bool
-    codecs: Codecs | None = None
-    sent: Sent | None = None
+    stack: bool
 
-
-class Trace(NamedTuple):
-    """What is known of a client step before it runs: an abstract message, and its cost."""
-
-    like: PyTree
-    cost: Cost
+    @property
+    def name(self) -> str:
+        """Return the name of the client step."""
+        return self.step.__name__
 
 
 class Engine(ABC):
@@ -68,7 +75,7 @@ class Engine(ABC):
 
     Attributes:
         start: x0 and y0 of the run, for codecs that are relative to it; the runner sets it.
-        suspicions: what stood out in messages since the runner last took them.
+        suspicions: clients that stood out since the runner last took them.
         observed: what later exchanges need to know of earlier ones, as JSON values; replaced, never
             changed. The runner stores it with the checkpoints.
         client_memory: what the clients remember, with the clients as the first axis of every leaf;
@@ -82,12 +89,12 @@ class Engine(ABC):
     def __init__(
         self,
         data: FederatedData,
-        sampler: Sampler | None = None,
+        sampler: AnySampler | None = None,
         local_work: LocalWork | None = None,
         *,
         gate: Gate | None = None,
         aggregators: Point[Aggregator | None] | None = None,
-        absence: Absence | None = None,
+        absence: Absence | Callable[..., Any] | None = None,
         codecs: Codecs | None = None,
         detect_anomalies: bool = False,
     ) -> None:
@@ -108,7 +115,7 @@ class Engine(ABC):
         if codecs is not None:
             require_consistent(codecs)
         self.data = data
-        self.sampler = sampler or everyone()
+        self.sampler: Any = sampler or everyone()
         self.local_work = local_work or constant(1)
         self.gate = gate or Gate()
         self.aggregators = aggregators or Point()
@@ -125,7 +132,7 @@ class Engine(ABC):
         self.memory_like: PyTree = None
         self._distinct: Method | None = None  # which needs clients to be sampled once
         self.secret = False
-        self._formed: tuple[FederatedData, PyTree] | None = None
+        self._draws: tuple[Any, ...] = ()
 
     @property
     def n(self) -> int:
@@ -136,6 +143,18 @@ class Engine(ABC):
     def p(self) -> np.ndarray:
         """Return the clients' weights p_i."""
         return self.data.p
+
+    @property
+    def draws(self) -> tuple[Sampler, Work, Absence | None]:
+        """Return what the server draws, in JAX as far as it can be."""
+        given = self.sampler, self.local_work, self.absence, self.data.p
+        if len(self._draws) != 2 or any(map(is_not, self._draws[0], given)):
+            sampler = as_sampler(self.sampler)
+            if isinstance(sampler, HostSampler):
+                sampler = sampler.resolved(self.data.p)
+            work = self.local_work.resolved(self.n)
+            self._draws = given, (sampler, work, as_absence(self.absence))
+        return self._draws[1]
 
     def remember(self, method: Method, x0: PyTree, y0: PyTree) -> None:
         """Give the clients the memory that they have before they first take part in a method."""
@@ -152,6 +171,11 @@ class Engine(ABC):
         self.client_memory = memory.fresh(initial, self.n) if here else None
 
     @property
+    def requires_distinct(self) -> bool:
+        """Return whether no client may be sampled twice in a round."""
+        return self._distinct is not None
+
+    @property
     def memory_bytes(self) -> int:
         """Return how many bytes every client keeps for itself; they are never sent."""
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self.memory_like))
@@ -163,9 +187,9 @@ class Engine(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what a run depends on besides data and algorithm, by name.
+        """Return the settings of a run besides data and algorithm, by name.
 
-        Not who is absent and how many must reply: a run that was starved goes on with others.
+        Without drop-outs and the fewest replies: a run that was starved goes on with others.
         """
         gate = self.gate._replace(min_replies=1)
         found = {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
@@ -174,79 +198,57 @@ class Engine(ABC):
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
-        key = secret_key() if self.secret else key
-        ids, weights = map(np.asarray, self.sampler(key, self.data.p))
-        if not len(ids):
-            raise UserError("The sampler returned no clients: a cohort needs at least one.")
-        if weights.shape != ids.shape:
-            raise UserError("The sampler must return one weight per client.")
-        if self._distinct is not None and len(np.unique(ids)) < len(ids):
+        key, sampler = keys.secret_key() if self.secret else key, self.draws[0]
+        if isinstance(sampler, HostSampler):
+            found = sampler.draw(key, self.data.p)
+        elif sampler.static:
+            found = sampler(key, self.data.p)
+        else:
+            found = Cohort(*map(np.asarray, _drawn(sampler, key, self.data.p)))
+        if self._distinct is not None and len(np.unique(found.ids)) < len(found.ids):
             require_unmodified_sums(self._distinct, "a client that is sampled twice")
-        order = np.argsort(ids, kind="stable")
-        return Cohort(ids[order].astype(np.int32), weights[order])
+        return found
 
     def mean_norm(self, key: jax.Array) -> float | None:
         """Return rho where the server assigns the local work; None otherwise."""
-        if not self.local_work.assigned:
+        work = self.draws[1]
+        if not work.assigned:
             return None
-        return float(self.data.p @ self.local_work(key, self.data.n).norm)
+        everyone = np.arange(self.n, dtype=np.int32)
+        return float(_mean_norm(work.given(key, everyone), key, self.data.p))
+
+    def plan(self, key: jax.Array, ids: np.ndarray) -> LocalPlan:
+        """Return the local work of a cohort, by position."""
+        plan = _planned(self.draws[1].given(key, ids), key, ids)
+        return jax.tree.map(np.asarray, plan)
 
     def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort fail to reply."""
-        return np.zeros(len(ids), bool) if self.absence is None else self.absence(key, ids)
+        absence = keys.given(self.draws[2], key, ids)
+        return np.zeros(len(ids), bool) if absence is None else np.asarray(absence(key, ids))
 
     def sum(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        call = self._call(client_step, payload, cohort, key, single=False)
-        found, exchange = self._exchange(call)
-        if self.stacks(call, exchange.request.like):
-            # Zeros in place of the missing: another shape would have to be compiled.
-            weights = exchange.factor * cohort.weights * exchange.admitted
-            return aggregation.combine(self.aggregators, found, weights)
-        return found if exchange.factor == 1 else _scaled(exchange.factor, found)
+        return self._exchange(Call(as_module(client_step), payload, cohort, key, False))
 
     def gather(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return the cohort's messages, stacked; see `Federation`."""
-        call = self._call(client_step, payload, cohort, key, single=True)
-        found, exchange = self._exchange(call)
-        return found if exchange.factor == 1 else _scaled(exchange.factor, found)
+        return self._exchange(Call(as_module(client_step), payload, cohort, key, True))
 
-    def _call(
-        self,
-        client_step: ClientStep,
-        payload: PyTree,
-        cohort: Cohort,
-        key: jax.Array,
-        single: bool,
-    ) -> Call:
-        plan, step = self.local_work(key, self.data.n, cohort.ids), as_module(client_step)
-        codecs, sent = self.codecs_of(step), None
-        if codecs is not None:
-            payload, sent = self.deliver(codecs, payload, key)
-        return Call(step, Parts.of(step), payload, cohort, plan, key, single, codecs, sent)
-
-    def codecs_of(self, client_step: ClientStep) -> Codecs | None:
-        """Return how the messages of a client step are coded; some measure, and are not."""
-        return None if is_uncoded(client_step) else self.codecs
-
-    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
-        """Return what clients receive of a payload: by default in JAX, without any bytes."""
-        return delivered(codecs, payload, self.start, key)
-
-    def _exchange(self, call: Call) -> tuple[PyTree, Exchange]:
+    def _exchange(self, call: Call) -> PyTree:
         """Collect messages; ask again if the automatic limit turns out not to fit.
 
         An evaluation changes nothing that training depends on, and no number of replies is too few.
         """
-        if call.client_step.__name__ == EVALUATION:
+        if call.name == EVALUATION:
             found, exchange = self._counted(call)
             self.refusals += exchange.refusals
-            return found, exchange
-        limit = self.rules(call.client_step.__name__).max_norm
+            return found
+        limit = self.rules(call.name).max_norm
         found, exchange = self._counted(call)
         if self.gate.max_norm == "auto" and _misfits(limit, exchange):
             found, exchange = self._counted(call)
@@ -255,46 +257,37 @@ class Engine(ABC):
         if left < max(1, self.gate.min_replies):
             raise TooFewReplies(left, exchange)
         self.settle(exchange)
-        self.observe(exchange, call.cohort.weights, call.plan.norm)
-        return found, exchange
+        self.observe(exchange)
+        return found
 
     def settle(self, exchange: Exchange) -> None:
-        """Let the clients whose replies count remember what these left behind."""
+        """Keep the memory of the clients whose replies count."""
         if exchange.memory is not None:
             given = self.client_memory, exchange.memory, exchange.request.ids, exchange.admitted
             self.client_memory = _kept(*given)
 
-    def observe(self, exchange: Exchange, weights: np.ndarray, norm: np.ndarray) -> None:
-        """Look at an exchange: who stands out, by weights and by work, is a suspicion."""
+    def observe(self, exchange: Exchange) -> None:
+        """Report the clients that stand out in an exchange."""
         before = self.observed.get("watch", {})
-        after, found_out = anomalies.observe(before, exchange, weights, norm, self.detect_anomalies)
+        after, found_out = anomalies.observe(before, exchange, self.detect_anomalies)
         self.suspicions += found_out
         if after != before:
             self.observed = {**self.observed, "watch": after}
 
     def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Collect messages, count what was sent, and remember how large they were."""
+        """Collect messages, count what was sent, and keep the median norm for automatic limits."""
         found, exchange = self.collect(call)
         request, size = exchange.request, len(call.cohort.ids)
         silent = sum(refusal.reason.silent for refusal in exchange.refusals)
         self.ledger.record(
-            request.client_step, size, size - silent, call.payload, request.like,
-            coded=self._octets(call, exchange, size - silent),
-        )  # fmt: skip
+            call.name, size, size - silent, call.payload, request.like, coded=exchange.coded
+        )
         self.latest = exchange
-        if self.gate.max_norm == "auto" and request.client_step != EVALUATION:
-            norms, step = self.observed.get("norms", {}), request.client_step
-            recent = gate.with_median(norms.get(step, []), gate.median_norm(exchange.squares))
-            self.observed = {**self.observed, "norms": {**norms, step: recent}}
+        if self.gate.max_norm == "auto" and call.name != EVALUATION:
+            norms = self.observed.get("norms", {})
+            recent = gate.with_median(norms.get(call.name, []), gate.median_norm(exchange.squares))
+            self.observed = {**self.observed, "norms": {**norms, call.name: recent}}
         return found, exchange
-
-    def _octets(self, call: Call, exchange: Exchange, replied: int) -> Octets | None:
-        """Return the bytes of an exchange whose messages are coded."""
-        if call.codecs is None or call.sent is None or exchange.octets is None:
-            return None
-        down = len(call.cohort.ids) * (call.sent.octets + REQUEST_BYTES)
-        computed = call.sent.data is None and not call.codecs.exact_size
-        return weighed(exchange.octets, replied, down, computed)
 
     def rules(self, client_step: str) -> Gate:
         """Return the gate of the next exchange with a client step; its limit is a number.
@@ -308,44 +301,118 @@ class Engine(ABC):
         recent = self.observed.get("norms", {}).get(client_step, [])
         return self.gate._replace(max_norm=gate.auto_limit(recent))
 
-    def stacks(self, call: Call, like: PyTree) -> bool:
-        """Return whether messages are kept one by one, for the algorithm or for an aggregator."""
-        return call.single or aggregation.needs_stack(self.aggregators, like)
-
-    def like(self, call: Call) -> PyTree:
-        """Return an abstract message of a client step."""
-        return self.trace(call).like
-
-    def trace(self, call: Call) -> Trace:
-        """Return what is known of a client step before it runs."""
-
-        def build() -> Trace:
-            def run(step: ClientStep, payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-                return answer(step, slice_for(payload, 0), client)
-
-            client = Client(self.data.client(0), call.plan[0], call.key, self.memory_like)
-            given = call.parts.joined(), call.payload, client
-            jaxpr, (like, _) = jax.make_jaxpr(run, return_shape=True)(*given)
-            return Trace(like, cost_of(jaxpr.jaxpr))
-
-        if self._formed is None or self._formed[0] is not self.data:
-            self._formed = self.data, form(self.data.client(None))
-        rest = form((call.payload, call.plan, self.memory_like))
-        key = jnp.result_type(float), self._formed[1], rest
-        return TRACES.get(call.client_step.__name__, (call.parts.structure, *key), build)
+    def codecs_for(self, step: ClientStep) -> Codecs | None:
+        """Return how the messages of a client step are coded; some measure, and are not."""
+        return None if is_uncoded(step) else self.codecs
 
     def decoder(self, call: Call, like: PyTree) -> Decode | None:
-        """Return what decodes the replies of a call; None where they are not coded."""
-        return decoder(call.codecs, call.client_step, call.key, call.cohort.ids, like)
+        """Return what decodes the replies to a request; None where they are not coded."""
+        if (codecs := self.codecs_for(call.step)) is None:
+            return None
+
+        def decode(position: int, data: bytes) -> dict[str, np.ndarray]:
+            found = decode_message(
+                codecs, data, code_key(call.key, call.cohort.ids, position), like
+            )
+            return trees.as_arrays(clipped_again(call.step, found))
+
+        return decode
+
+    def stacks(self, call: Call, like: PyTree) -> bool:
+        """Return whether messages are kept one by one, for the algorithm or for an aggregator."""
+        return call.stack or needs_stack(self.aggregators, like)
+
+    def message_of(self, call: Call) -> PyTree:
+        """Return an abstract message of a client step."""
+
+        def reply(step: ClientStep, payload: PyTree, client: Client) -> PyTree:
+            return answer(step, slice_for(payload, 0), client)[0]
+
+        parts, plan = Parts.of(call.step), self.plan(call.key, call.cohort.ids)[0]
+        client = Client(self.data.client(0), plan, call.key, self.memory_like)
+        given = parts.numbers, call.payload, client
+        return TRACES.get(
+            call.name,
+            (parts.structure, form(given)),
+            lambda: jax.eval_shape(reply, parts.joined(), *given[1:]),
+        )
+
+    def aggregated(self, call: Call, messages: list[Any], exchange: Exchange) -> PyTree:
+        """Return the weighted sum, or the stack, of messages by position; None where none counts.
+
+        The weights of those that count are multiplied by asked / admitted.
+        """
+        like, weights = exchange.request.like, np.asarray(call.cohort.weights)
+        stacked = self.stacks(call, like)
+        found = combined(messages, weights, stacked, like)
+        if stacked and not call.stack:
+            return combine(self.aggregators, found, exchange.factor * weights * exchange.admitted)
+        return found if exchange.factor == 1 else scaled(exchange.factor, found)
 
     def request(self, call: Call, like: PyTree) -> Request:
         """Return the next request."""
-        number = self.ledger.total.rounds + 1
-        return Request(number, call.client_step.__name__, call.cohort.ids, like)
+        return Request(self.ledger.total.rounds + 1, call.name, np.asarray(call.cohort.ids), like)
 
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
+
+
+def exchange_of(
+    report: ExchangeReport, number: int, rules: Gate, codecs: Codecs | None, memory: PyTree = None
+) -> Exchange:
+    """Return the outcome of an exchange with clients on this machine, from its report."""
+    request = Request(number, report.client_step, np.asarray(report.ids), report.message.tree)
+    admitted, squares = np.asarray(report.admitted), np.asarray(report.squares, float)
+    replied = np.ones_like(admitted) if report.replied is None else np.asarray(report.replied)
+    refusals: list[Refusal] = []
+    leaves = () if admitted.all() else trees.names(request.like)
+
+    def finding(j: int) -> Finding:
+        if not replied[j]:
+            return Reason.NO_REPLY, Reason.NO_REPLY.text
+        # Compiled sums round differently, so a norm may be just at the limit here.
+        at_limit = Reason.TOO_LARGE, "sent a message of just the largest norm"
+        return too_large(squares[j], leaves, rules) or at_limit
+
+    for j in np.flatnonzero(~admitted).tolist():
+        refusals.append(Refusal(number, request.client_step, int(request.ids[j]), *finding(j)))
+    probed = coded = None
+    if report.probes is not None and anomalies.looks_at(number):
+        widths = anomalies.probe_of(request.like, len(admitted)).widths
+        probed = Probed(np.asarray(report.probes, float), widths)
+    if codecs is not None and report.up is not None:
+        octets = np.where(replied, np.asarray(report.up, float), np.nan)
+        down = len(replied) * (float(np.asarray(report.down)) + REQUEST_BYTES)
+        coded = estimated(octets, int(replied.sum()), down, not codecs.exact_size)
+    weights, work = (None if a is None else np.asarray(a, float)
+                     for a in (report.weights, report.work))  # fmt: skip
+    return Exchange(request, admitted, squares, refusals, probed, memory, coded, weights,
+                    work)  # fmt: skip
+
+
+def code_key(key: jax.Array, ids: np.ndarray, position: int) -> jax.Array:
+    """Return the key that the message at a position of a cohort is coded with."""
+    repeat = int(np.count_nonzero(ids[:position] == ids[position]))
+    return keys.client_key(up_key(key), int(ids[position]), repeat)
+
+
+def estimated(octets: np.ndarray, replied: int, down: float, computed: bool) -> Octets:
+    """Return the bytes of an exchange, of which some clients' messages were measured.
+
+    Args:
+        octets: by position; not a number where they are unknown.
+        replied: clients that replied.
+        down: bytes of the payloads.
+        computed: whether bytes are lengths of codes rather than counted.
+    """
+    known = octets[np.isfinite(octets)]
+    up = replied * float(known.mean()) if len(known) else 0.0
+    variance = 0.0
+    if 1 < len(known) < replied:  # of a sample without replacement
+        variance = replied**2 * (1 - len(known) / replied) * float(known.var(ddof=1)) / len(known)
+    some = computed or len(known) < replied
+    return Octets(down, up, down * computed + up * some, variance)
 
 
 def _require_kinds(data: Any, sampler: Any, local_work: Any, gate: Any, codecs: Any) -> None:
@@ -372,8 +439,23 @@ def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:
 
 
 _kept = jax.jit(memory.kept)
+scaled = jax.jit(trees.scale)
 
 
 @jax.jit
-def _scaled(factor: Scalar, tree: PyTree) -> PyTree:
-    return trees.scale(factor, tree)
+def _drawn(sampler: Sampler, key: jax.Array, p: jax.Array) -> Cohort:
+    return sampler(key, p)
+
+
+@jax.jit
+def _mean_norm(work: Work, key: jax.Array, p: jax.Array) -> jax.Array:
+    return jnp.asarray(work.mean_norm(key, p))
+
+
+@jax.jit
+def _planned(work: Work, key: jax.Array, ids: jax.Array) -> LocalPlan:
+    """Return the plan with a row for each client."""
+    plan = work.plan(key, ids)
+    if jnp.ndim(plan.tau):
+        return plan
+    return jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(a), (len(ids), *jnp.shape(a))), plan)

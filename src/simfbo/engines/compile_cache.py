@@ -37,7 +37,8 @@ class ProgramCache:
             self._programs.move_to_end(key)
         else:
             self._programs[key] = build()
-            self.compiled.append(name)
+            if self._programs[key] is not None:
+                self.compiled.append(name)
             if len(self._programs) > self._most:
                 self._programs.popitem(last=False)
         return self._programs[key]

@@ -1,4 +1,4 @@
-"""The slow engine for debugging: one client at a time, nothing compiled.
+"""The slow engine for debugging, one client at a time and nothing compiled, and one that counts.
 
 `print`, breakpoints and ordinary tracebacks work inside losses and client steps, and a failure
 names the client and what it was doing.
@@ -11,16 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.codecs.messages import Codecs, encode_message
+from simfbo.codecs.messages import (
+    REQUEST_BYTES,
+    code_message,
+    code_payload,
+    deliver,
+    encode_message,
+)
 from simfbo.core.exchange import Exchange
 from simfbo.core.federation import Client, ClientStep
 from simfbo.core.gate import Reply, admit, occurrences
 from simfbo.core.keys import client_key
+from simfbo.core.ledger import Ledger, is_per_client
+from simfbo.core.method import Method
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
-from simfbo.engines._coding import Sent, code_key, really_delivered
-from simfbo.engines._messages import answer, combined, slice_for
-from simfbo.engines.base import Call, Engine
+from simfbo.engines.base import Call, Engine, code_key, estimated
+from simfbo.engines.exchange import answer, slice_for, zeros_for
 from simfbo.errors import ClientError, UserError
 from simfbo.robust.anomalies import probed
 
@@ -39,34 +46,46 @@ class DebugFederation(Engine):
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the replies that pass the gate."""
-        ids, key = call.cohort.ids, call.key
-        absent, repeats = self.absent(key, ids), occurrences(ids)
+        ids, key, codecs = call.cohort.ids, call.key, self.codecs_for(call.step)
+        plan, repeats = self.plan(key, ids), occurrences(ids)
+        payload, down = call.payload, 0.0
+        if codecs is not None:
+            payload, _, down = deliver(codecs, payload, self.start, key)
         messages, after = {}, {}
-        for j in np.flatnonzero(~absent).tolist():
+        for j in np.flatnonzero(~self.absent(key, ids)).tolist():
             i = int(ids[j])
             own = client_key(key, i, int(repeats[j]))
             kept = jax.tree.map(lambda a, i=i: a[i], self.client_memory)
-            client = Client(self.data.client(i), call.plan[j], own, kept)
-            payload = slice_for(call.payload, j)
-            messages[j], after[j] = _answer(call.client_step, payload, client)
+            client = Client(self.data.client(i), plan[j], own, kept)
+            messages[j], after[j] = _answer(call.step, slice_for(payload, j), client)
         # From a real message: a loss may hold what only runs, and cannot be traced.
         like = next(iter(messages.values()), ())
         request = self.request(call, like)
+
+        def letter(j: int) -> Any:
+            if codecs is None:
+                return as_arrays(messages[j])
+            return encode_message(codecs, messages[j], code_key(key, ids, j))
+
         replies: list[Any] = [
-            Reply(int(ids[j]), request.number, self._letter(call, j, message), int(repeats[j]))
-            for j, message in messages.items()
+            Reply(int(ids[j]), request.number, letter(j), int(repeats[j])) for j in messages
         ]
         arrived = self.wire(replies)
-        rules, decode = self.rules(request.client_step), self.decoder(call, like)
+        rules, decode = self.rules(call.name), self.decoder(call, like)
         found, squares, refusals = admit(arrived, request, rules, decode)
         admitted = np.array([message is not None for message in found])
-        total = combined(found, call.cohort.weights, self.stacks(call, like), like)
-        octets = None
-        if call.codecs is not None:  # whatever arrived, decoded or not
-            octets = np.array([len(one.arrays) for one in arrived if _is_coded(one)], float)
-        seen = probed(found, request) if self.detect_anomalies else None
-        memory = self._rows(after, len(ids))
-        return total, Exchange(request, admitted, squares, refusals, seen, octets, memory)
+        coded = None
+        if codecs is not None:  # whatever arrived, decoded or not
+            octets = [len(one.arrays) for one in arrived if _is_coded(one)]
+            replied = len(ids) - sum(refusal.reason.silent for refusal in refusals)
+            down = len(ids) * (down + REQUEST_BYTES)
+            coded = estimated(np.array(octets, float), replied, down, False)
+        exchange = Exchange(
+            request, admitted, squares, refusals,
+            probed(found, request) if self.detect_anomalies else None,
+            self._rows(after, len(ids)), coded, np.asarray(call.cohort.weights), plan.norm,
+        )  # fmt: skip
+        return self.aggregated(call, found, exchange), exchange
 
     def _rows(self, after: dict[int, PyTree], size: int) -> PyTree:
         """Return what clients remember, by position in a cohort; zeros without a reply."""
@@ -75,16 +94,6 @@ class DebugFederation(Engine):
         nothing = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self.client_memory)
         rows = [after.get(j, nothing) for j in range(size)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-
-    def _letter(self, call: Call, position: int, message: PyTree) -> Any:
-        """Return a message as it travels: as arrays, or coded."""
-        if call.codecs is None:
-            return as_arrays(message)
-        return encode_message(call.codecs, message, code_key(call.key, call.cohort.ids, position))
-
-    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
-        """Encode a payload and decode it again."""
-        return really_delivered(codecs, payload, self.start, key)
 
 
 def _is_coded(reply: Any) -> bool:
@@ -102,3 +111,56 @@ def _answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[P
             raise
         where = f"Client {client.data.client} failed in '{client_step.__name__}'"
         raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+@final
+class CountingFederation(Engine):
+    """Clients that reply with zeros of the right shape: it only counts what would be sent."""
+
+    holds_memory = False
+
+    def collect(self, call: Call) -> tuple[PyTree, Exchange]:
+        """Return zeros shaped like the sum, or the stack, of the cohort's messages."""
+        size, like, codecs = len(call.cohort.ids), self.message_of(call), self.codecs_for(call.step)
+        coded = None
+        if codecs is not None:  # the bytes of normally distributed messages
+            payload, key = jax.tree.map(jnp.asarray, call.payload), call.key
+            nowhere = [None] * len(jax.tree.leaves(payload, is_leaf=is_per_client))
+            sent = code_payload(codecs, _normal(payload, key), nowhere, key)
+            down = size * (float(sent.weigh()) + REQUEST_BYTES)
+            up = float(code_message(codecs, _normal(like, key), key).weigh())
+            coded = estimated(np.full(size, up), size, down, not codecs.exact_size)
+        squares = np.zeros((size, len(jax.tree.leaves(like))))
+        exchange = Exchange(self.request(call, like), np.ones(size, bool), squares, [], coded=coded)
+        return zeros_for(size, call.stack, like), exchange
+
+
+def _normal(tree: PyTree, key: jax.Array) -> PyTree:
+    """Return a tree of normally distributed numbers."""
+    return jax.tree.map(lambda a: jax.random.normal(key, a.shape, a.dtype), tree)
+
+
+def cost(
+    algorithm: Method, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
+) -> Ledger:
+    """Count what iterations of an algorithm send, without any client computing anything.
+
+    Args:
+        algorithm: whose cost to count.
+        federation: the engine it would run on; its sampler, local work and codecs are used. The
+            lengths of entropy codes are those of normally distributed messages.
+        x0: initial x, for its shape.
+        y0: initial y, for its shape.
+        iterations: how many to count, for methods whose iterations differ in cost.
+
+    Returns:
+        The ledger of all iterations together.
+    """
+    counting = CountingFederation(
+        federation.data, federation.sampler, federation.local_work, codecs=federation.codecs
+    )
+    state = algorithm.init(x0, y0)
+    counting.remember(algorithm, x0, y0)
+    for key in jax.random.split(jax.random.key(0), iterations):
+        algorithm.round(state, counting, key)
+    return counting.ledger

@@ -1,39 +1,57 @@
 """The fast engine: all clients on this machine, compiled.
 
-A cohort is computed in two lanes (`_lanes`) where a client's step is large, as of networks, and in
-batches (`_batches`) where it is small, on an accelerator, and on several devices. The choice
-depends on what the step computes, never on how long it takes, so it is the same in every run.
+An exchange is one compiled program. Where a client's step is large, as of networks, it is computed
+in two lanes instead: two programs side by side in two threads, in each of which clients run one
+after the other. Two lanes keep two cores busy where one program would have to divide every small
+product between them, memory does not grow with the cohort, and a client that takes few local steps
+costs few (docs/explanation-performance.md). The choice depends on what the step computes, never on
+how long it takes, so it is the same in every run.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, final
+from operator import is_not
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from simfbo.codecs.messages import Codecs
-from simfbo.core import memory, trees
-from simfbo.core.data import FederatedData
-from simfbo.core.exchange import Exchange, Probed, Reason, Refusal, Request
-from simfbo.core.gate import Finding, Gate, limit_of, occurrences, too_large
+from simfbo.core import keys, trees
+from simfbo.core.data import FederatedData, OwnSplit, Split
+from simfbo.core.exchange import Exchange, ExchangeReport
+from simfbo.core.gate import Gate, limit_of
+from simfbo.core.keys import HostDraw
 from simfbo.core.local_work import LocalWork
+from simfbo.core.method import Parts
 from simfbo.core.problem import Point, PyTree
-from simfbo.core.sampling import Absence, Sampler
-from simfbo.engines import _batches, _lanes
-from simfbo.engines._batches import AXIS, Layout
-from simfbo.engines._cohort import Found, Inputs, Sender, Stacks
-from simfbo.engines._messages import form
-from simfbo.engines.base import Call, Engine
+from simfbo.core.sampling import Absence, AnySampler, Cohort
+from simfbo.engines.base import Call, Engine, exchange_of
 from simfbo.engines.compile_cache import PROGRAMS
-from simfbo.errors import UserError
-from simfbo.robust import anomalies
+from simfbo.engines.exchange import (
+    AXIS,
+    Clients,
+    Job,
+    Opened,
+    Results,
+    Strategy,
+    closed,
+    exchange,
+    form,
+    lane,
+    opened,
+    traced,
+)
+from simfbo.errors import NeedsHost, UserError
 from simfbo.robust.aggregation import Aggregator
 
-Strategy = Literal["auto", "lanes", "batches"]
-_WEIGHED = 2  # clients in an exchange whose entropy codes are measured
-_LARGE = 2 * 10**7  # operations of a client's step from which on lanes are faster
+_MEASURED = 2  # clients in an exchange in lanes whose entropy codes are measured
+_PADDING = 2  # how many times as large as the samples their stacks may be
+_SECOND_LANE = ThreadPoolExecutor(1, thread_name_prefix="simfbo")
 
 
 @final
@@ -49,12 +67,12 @@ class SimulatedFederation(Engine):
     def __init__(
         self,
         data: FederatedData,
-        sampler: Sampler | None = None,
+        sampler: AnySampler | None = None,
         local_work: LocalWork | None = None,
         *,
         gate: Gate | None = None,
         aggregators: Point[Aggregator | None] | None = None,
-        absence: Absence | None = None,
+        absence: Absence | Callable[..., Any] | None = None,
         codecs: Codecs | None = None,
         detect_anomalies: bool = False,
         strategy: Strategy = "auto",
@@ -72,8 +90,8 @@ class SimulatedFederation(Engine):
             absence: which clients fail to reply, to simulate drop-outs; none by default.
             codecs: how messages are coded, by direction and channel; not at all by default. What
                 arrives of a message is computed to the bit; the lengths of entropy codes are
-                computed too, of two clients in every exchange, and the ledger says how exact
-                that is.
+                computed too, in lanes of two clients in every exchange, and the ledger says how
+                exact that is.
             detect_anomalies: whether clients' messages are compared, and those that stand out are
                 reported, as on Flower; here all clients are yours, so it is off by default.
             strategy: "lanes" computes clients one after the other in two threads, for large
@@ -91,127 +109,204 @@ class SimulatedFederation(Engine):
             raise UserError(f"strategy must be 'auto', 'lanes' or 'batches', got {strategy!r}.")
         if chunk is not None and chunk < 1:
             raise UserError(f"chunk must be at least 1, got {chunk}.")
-        self.strategy, self.chunk = strategy, chunk
-        mesh = _mesh(devices)
-        self.mesh = None if strategy == "lanes" else mesh
-        self._stacks: dict[int, Stacks | None] = {}
-        self._stacked_data: FederatedData | None = None
+        self.strategy: Strategy = strategy
+        self.chunk = chunk
+        self.mesh = None if strategy == "lanes" else _mesh(devices)
+        self._stacked: tuple[Any, ...] = None, None
+        self._clients: tuple[Any, ...] = None, None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what a run depends on besides data and algorithm, by name."""
+        """Return the settings of a run besides data and algorithm, by name."""
         return {**super().settings, "strategy": self.strategy, "chunk": self.chunk,
                 "devices": 1 if self.mesh is None else self.mesh.size}  # fmt: skip
 
+    def clients(self, limit: float | None) -> Clients:
+        """Return clients and rules as inputs of programs; they change only with their settings.
+
+        Args:
+            limit: the largest norm of a message; None lets everything pass.
+        """
+        start = None if self.codecs is None else self.start
+        given = (self.data, self.draws, limit, start, self.aggregators, self.codecs, self.strategy,
+                 self.chunk, self.mesh, self.detect_anomalies)  # fmt: skip
+        if self._clients[0] is None or any(map(is_not, self._clients[0], given)):
+            if self._stacked[0] is not self.data:
+                self._stacked = self.data, _stacks_of(self.data, self.mesh)
+            lower, upper = self._stacked[1]
+            sampler, work, absence = self.draws
+            self._clients = given, Clients(
+                lower, upper, np.asarray(self.data.p), np.asarray(self.data.ids), sampler, work,
+                absence, limit, start, self.aggregators, self.codecs, self.detect_anomalies,
+                self.chunk, self.mesh, self.strategy,
+            )  # fmt: skip
+        return self._clients[1]
+
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
-        absent, like = self.absent(call.key, call.cohort.ids), self.like(call)
-        stacked, rules = self.stacks(call, like), self.rules(call.client_step.__name__)
-        request = self.request(call, like)
-        found = self._run(call, stacked, absent, rules, request.number)
-        outcome = exchange_of(request, found, absent, rules)
-        return found.total, outcome
+        rules, number = self.rules(call.name), self.ledger.total.rounds + 1
+        clients, ids = self.clients(limit_of(rules)), np.asarray(call.cohort.ids, np.int32)
+        if any(isinstance(draw, HostDraw) for draw in (*clients.work.draws, clients.absence)):
+            work = clients.work.given(call.key, ids)
+            absence = keys.given(clients.absence, call.key, ids)
+            clients = replace(clients, work=work, absence=absence)
+        step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
+        inputs = (clients, step.numbers, jax.tree.map(jnp.asarray, call.payload), ids, weights,
+                  call.key, self.client_memory, np.int32(number))  # fmt: skip
+        leaves, structure = jax.tree.flatten(inputs)
+        everyone, complete = np.arange(self.n, dtype=np.int32), call.cohort.is_everyone(self.n)
 
-    def compute(self, call: Call, stacked: bool, absent: np.ndarray) -> Found:
-        """Run a cohort.
+        def run(*leaves: Any) -> tuple[PyTree, PyTree, ExchangeReport]:
+            given = jax.tree.unflatten(structure, leaves)
+            clients, numbers, payload, ids, weights, key, memory, number = given
+            own = jax.tree.unflatten(step.structure, numbers)
+            cohort = Cohort(everyone if complete else ids, weights)
+            return exchange(clients, own, payload, cohort, key, memory, call.stack, number)
 
-        Args:
-            call: what to run; the cohort's ids are positions in this engine's data.
-            stacked: whether to stack the messages rather than to add them up.
-            absent: who computes nothing, and leaves zeros in its position.
+        def build() -> Callable[..., Any] | None:
+            try:
+                return jax.jit(run).lower(*leaves).compile()
+            except NeedsHost:
+                return None
 
-        Returns:
-            What was found; the clients' memory in this engine does not change.
-        """
-        return self._run(call, stacked, absent, self.gate, 1)
+        key = structure, step.structure, call.stack, complete, form(leaves)
+        if (program := PROGRAMS.get(call.name, key, build)) is None:
+            found, memory, report = self._in_lanes(call, inputs)
+        else:
+            found, memory, report = program(*leaves)
+        return found, exchange_of(report, number, rules, self.codecs, memory)
 
-    def layout(self, call: Call, always: bool = True) -> Layout | None:
-        """Return how to compute a cohort in batches; None where it is computed in lanes.
-
-        Args:
-            call: what to compute.
-            always: whether the cohort is the same in every round.
-        """
-        size, n = len(call.cohort.ids), self.data.n
-        if self.strategy == "lanes":
-            return None
-        cost, cpu = self.trace(call).cost, jax.default_backend() == "cpu"
-        large = cpu and cost.operations > _LARGE
-        if self.strategy == "auto" and large and size > 1 and self.mesh is None:
-            return None
-        whole = always and is_everyone(call.cohort.ids, n)
-        return _batches.layout_for(
-            size, cost.numbers, whole, self.mesh, self.chunk or (1 if large else None)
-        )
-
-    def data_for(self, layout: Layout | None) -> Any:
-        """Return the clients' data as a program of this layout takes it."""
-        if layout is None or (layout.chunk == 1 and layout.mesh is None):
-            return self.data.client(None)
-        if self._stacked_data is not self.data:
-            self._stacked_data, self._stacks = self.data, {}
-        devices = 1 if layout.mesh is None else layout.mesh.size
-        held = layout.chunks * layout.chunk if layout.whole else -(-self.data.n // devices)
-        count = devices * held
-        if count not in self._stacks:
-            self._stacks[count] = _batches.stacks_of(self.data, count, layout.mesh)
-        found = self._stacks[count]
-        return self.data.client(None) if found is None else found
-
-    def _run(
-        self, call: Call, stacked: bool, absent: np.ndarray, rules: Gate, number: int
-    ) -> Found:
-        """Compute a cohort."""
-        layout = self.layout(call)
-        clients = np.asarray(call.cohort.ids, np.int32)  # one program, whatever the caller has
-        inputs = Inputs(
-            payload=call.payload,
-            data=self.data_for(layout),
-            places=clients,
-            ids=self.data.ids[clients],
-            repeats=occurrences(clients),
-            weights=np.asarray(call.cohort.weights),
-            plan=call.plan,
-            numbers=call.parts.numbers,
-            present=~absent,
-            look=None,
-            limit=number_of(limit_of(rules)),
-            window=self._window(len(clients), number),
-            weighed=weighed_positions(call.codecs, absent, number),
-            key=call.key,
-            memory=_rows_of(self.client_memory, clients),
-        )
-        sender = Sender(call.parts.structure, call.codecs)
-        rest = form(
-            (
-                inputs.payload,
-                inputs.data,
-                inputs.weights,
-                inputs.plan,
-                inputs.memory,
-                call.key,
+    def _in_lanes(
+        self, call: Call, inputs: tuple[Any, ...]
+    ) -> tuple[PyTree, PyTree, ExchangeReport]:
+        """Run an exchange in two threads."""
+        clients, _, payload, ids, *rest, number = inputs
+        step = Parts.of(call.step).joined()
+        now = _opened(clients, step, payload, ids, *rest)
+        rows, codecs = now.job.rows, now.job.codecs
+        if codecs is not None and not codecs.exact_size and len(ids) > _MEASURED:
+            present = np.flatnonzero(np.asarray(rows.replies))
+            turn = (number * _MEASURED + np.arange(_MEASURED)) % max(1, len(present))
+            rows = replace(
+                rows, measured=np.isin(np.arange(len(ids)), present[turn[: len(present)]])
             )
-        )
-        shape = (
-            sender, layout, stacked, inputs.limit is None, inputs.window is None,
-            jnp.result_type(float), rest,
-        )  # fmt: skip
+        job = replace(now.job, step=step, data=(clients.lower, clients.upper), rows=rows)
+        keep = self.stacks(call, self.message_of(call))
+        found = in_lanes(job, keep)
+        return _closed(clients, replace(now, job=job), ids, *found, number, stack=call.stack)
 
-        def build() -> Any:
-            if layout is None:
-                return _lanes.build(sender, stacked, inputs)
-            like = self.like(call)
-            job = partial(_batches.compute, sender, like, stacked, layout)
-            return jax.jit(job).lower(inputs).compile()
 
-        program = PROGRAMS.get(call.client_step.__name__, shape, build)
-        if layout is None:
-            return _lanes.compute(program, inputs, call.plan.tau, ~absent)
-        return program(inputs)
+@jax.jit
+def _opened(
+    clients: Clients, step: Any, payload: PyTree, ids: Any, weights: Any, key: Any, memory: PyTree
+) -> Opened:
+    now = opened(clients, step, payload, Cohort(ids, weights), key, memory)
+    return replace(now, job=replace(now.job, step=None, data=(None, None)))
 
-    def _window(self, clients: int, number: int) -> np.int32 | None:
-        """Return the first position whose message is compared; None where none is."""
-        return np.int32(anomalies.window_start(clients, number)) if self.detect_anomalies else None
+
+@partial(jax.jit, static_argnames="stack")
+def _closed(
+    clients: Clients,
+    now: Opened,
+    ids: Any,
+    total: PyTree,
+    results: Results,
+    number: Any,
+    stack: bool,
+) -> tuple[PyTree, PyTree, ExchangeReport]:
+    return closed(clients, now, ids, total, results, stack, number)
+
+
+def in_lanes(job: Job, keep: bool) -> tuple[PyTree, Results]:
+    """Run the clients of a job in two threads; in each of them one after the other.
+
+    Args:
+        job: what they do.
+        keep: keep messages one by one, rather than add them up.
+    """
+    leaves, structure = jax.tree.flatten(job)
+    none = np.zeros(len(job.rows.position), np.int32), np.int32(0), np.int32(0)
+
+    def run(order: Any, first: Any, last: Any, *leaves: Any) -> tuple[PyTree, Results]:
+        job = jax.tree.unflatten(structure, leaves)
+        return lane(job, traced(job), keep, 1, (order, first, last))
+
+    # Compiled ahead of the call: the second thread must have nothing left to trace.
+    program = PROGRAMS.get(
+        job.step.__name__,
+        ("lane", structure, keep, form(leaves)),
+        lambda: jax.jit(run).lower(*none, *leaves).compile(),
+    )
+    plan = job.plan if job.rows.plan is None else job.rows.plan
+    assert plan is not None
+    tau = np.broadcast_to(np.asarray(plan.tau), len(none[0]))
+    order, middle, end = deal(tau, ~np.asarray(job.rows.replies))
+    if middle == end:
+        return program(order, np.int32(0), end, *leaves)
+    wide = jnp.result_type(float) == jnp.float64
+
+    def second() -> tuple[PyTree, Results]:
+        with jax.enable_x64(wide):  # the settings of JAX belong to a thread
+            return program(order, middle, end, *leaves)
+
+    other = _SECOND_LANE.submit(second)
+    return _ADD(program(order, np.int32(0), middle, *leaves), other.result())
+
+
+_ADD = jax.jit(trees.add, donate_argnums=0)
+
+
+def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
+    """Return an order of the cohort and where to cut it, so that both lanes work equally long.
+
+    It depends on the local work alone, so neither does the order in which messages are added. The
+    absent come after the second cut.
+
+    Example:
+        >>> deal(np.array([1, 9, 5, 4, 7]), np.array([False, False, False, False, True]))
+        (array([1, 0, 2, 3, 4], dtype=int32), np.int32(2), np.int32(4))
+    """
+    descending = np.argsort(np.where(absent, 1, -tau), kind="stable").astype(np.int32)
+    end = len(tau) - np.count_nonzero(absent)
+    place = np.arange(end) % 4
+    first = (place == 0) | (place == 3)
+    working, away = descending[:end], descending[end:]
+    order = np.concatenate([working[first], working[~first], away])
+    return order, np.int32(first.sum()), np.int32(end)
+
+
+def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split | OwnSplit, Split | OwnSplit]:
+    """Return lower and upper samples as programs take them.
+
+    They are stacked client by client, and divided between devices, if there are several; on one
+    device not if that wastes space, nor for minibatches.
+    """
+    if mesh is None and not all(map(_is_dense, (data.lower, data.upper))):
+        return data.lower, data.upper
+    lower = data.lower.stacked()
+    upper = lower if _is_same(data.lower, data.upper) else data.upper.stacked()
+    if mesh is None:
+        return trees.on_device((lower, upper))
+
+    def padded(a: Any) -> np.ndarray:
+        rows = np.asarray(a)
+        return np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % mesh.size, 0)])
+
+    return jax.device_put(
+        jax.tree.map(padded, (lower, upper)), jax.NamedSharding(mesh, PartitionSpec(AXIS))
+    )
+
+
+def _is_dense(part: Split) -> bool:
+    """Return whether a stack of a part, for whole batches, is hardly larger than the part."""
+    return part.batch_size is None and part.start.size * part.largest <= _PADDING * part.rows.size
+
+
+def _is_same(lower: Split, upper: Split) -> bool:
+    """Return whether both parts hold the same samples."""
+    shared = lower.samples is upper.samples and lower.rows.shape == upper.rows.shape
+    pairs = ((lower.rows, upper.rows), (lower.start, upper.start))
+    return shared and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _mesh(devices: int | None) -> Mesh | None:
@@ -223,63 +318,3 @@ def _mesh(devices: int | None) -> Mesh | None:
         )
     count = devices or len(there)
     return None if count == 1 else Mesh(np.array(there[:count]), (AXIS,))
-
-
-def is_everyone(ids: np.ndarray, n: int) -> bool:
-    """Return whether a cohort is everyone, once."""
-    return len(ids) == n and np.array_equal(ids, np.arange(n))
-
-
-def exchange_of(request: Request, found: Found, absent: np.ndarray, rules: Gate) -> Exchange:
-    """Return the outcome of an exchange."""
-    squares = np.asarray(found.squares, float)
-    admitted = ~absent if found.passed is None else np.asarray(found.passed) > 0
-    refusals = _refusals(request, admitted, absent, squares, rules)
-    probed = None
-    if found.probes is not None and anomalies.looks_at(request.number):
-        widths = anomalies.probe_of(request.like, len(absent)).widths
-        probed = Probed(np.asarray(found.probes, float), widths)
-    octets = None
-    if found.octets is not None:
-        octets = np.asarray(found.octets, float)
-        octets = np.where((octets > 0) & ~absent, octets, np.nan)
-    return Exchange(request, admitted, squares, refusals, probed, octets, found.memory)
-
-
-def _refusals(
-    request: Request, admitted: np.ndarray, absent: np.ndarray, squares: np.ndarray, gate: Gate
-) -> list[Refusal]:
-    """Return the replies that do not count, with the reasons that `admit` would give."""
-    if admitted.all():
-        return []
-    leaves = trees.names(request.like)
-
-    def finding(j: int) -> Finding:
-        if absent[j]:
-            return Reason.NO_REPLY, Reason.NO_REPLY.text
-        # Compiled sums round differently, so a norm may be just at the limit here.
-        at_limit = Reason.TOO_LARGE, "sent a message of just the largest norm"
-        return too_large(squares[j], leaves, gate) or at_limit
-
-    return [
-        Refusal(request.number, request.client_step, int(request.ids[j]), *finding(j))
-        for j in np.flatnonzero(~admitted).tolist()
-    ]
-
-
-def weighed_positions(codecs: Codecs | None, absent: np.ndarray, number: int) -> np.ndarray | None:
-    """Return the positions whose coded bytes are computed, others in every exchange; None: all."""
-    if codecs is None or codecs.exact_size or len(absent) <= _WEIGHED:
-        return None
-    present = np.flatnonzero(~absent)
-    if not len(present):
-        return np.full(_WEIGHED, -1, np.int32)
-    return present[(number * _WEIGHED + np.arange(_WEIGHED)) % len(present)].astype(np.int32)
-
-
-_rows_of = jax.jit(memory.rows_of)
-
-
-def number_of(limit: float | None) -> np.ndarray | None:
-    """Return a limit as an input of a program."""
-    return None if limit is None else np.asarray(limit, jnp.result_type(float))

@@ -21,7 +21,7 @@ from simfbo.core.gate import Gate
 from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
-from simfbo.core.sampling import Sampler
+from simfbo.core.sampling import AnySampler
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.robust.aggregation import Aggregator
@@ -80,7 +80,7 @@ class Deployment(NamedTuple):
     rounds: int
     batch_size: int | None = None
     p: Sequence[float] | None = None
-    sampler: Sampler | None = None
+    sampler: AnySampler | None = None
     local_work: LocalWork | None = None
     gate: Gate | None = None
     aggregators: Point[Aggregator | None] | None = None

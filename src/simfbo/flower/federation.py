@@ -8,20 +8,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from secrets import token_hex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from simfbo.codecs.messages import Codecs, down_key, up_key
+from simfbo.codecs.messages import REQUEST_BYTES, deliver, down_key, up_key
 from simfbo.core.data import checked_weights, from_clients
 from simfbo.core.exchange import Exchange, Reason, Refusal, Request
 from simfbo.core.gate import Reply, admit
+from simfbo.core.local_work import LocalPlan
+from simfbo.core.method import Parts as StepParts
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Cohort
-from simfbo.engines._coding import Sent, really_delivered
-from simfbo.engines._messages import combined
-from simfbo.engines.base import Call, Engine
+from simfbo.engines.base import Call, Engine, estimated, scaled
 from simfbo.errors import UserError
 from simfbo.flower.deployment import Deployment, require_consistent, with_arrays
 from simfbo.flower.discovery import Discovery, require_same_samples
@@ -146,38 +146,51 @@ class DistributedFederation(Engine):
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
         """Return the weighted sum, or the stack, of the replies that pass the gate."""
-        like = self.like(call)
+        codecs, code, down = self.codecs_for(call.step), None, 0.0
+        if codecs is not None:
+            payload, data, octets = deliver(codecs, call.payload, self.start, call.key)
+            code = Code(data, up_key(call.key), down_key(call.key))
+            call, down = call._replace(payload=payload), octets + REQUEST_BYTES
+        like = self.message_of(call)
         request, stacked = self.request(call, like), self.stacks(call, like)
         adds = self._plan.partial_sums and not stacked
-        parts = self._parts(call.cohort.ids)
+        parts, plan = self._parts(call.cohort.ids), self.plan(call.key, call.cohort.ids)
         outcome = self._send_and_wait(parts, [
-            self._envelope(call, request, node, positions, adds)
+            self._envelope(call, request, plan, code, node, positions, adds)
             for node, positions in parts.items()
         ])  # fmt: skip
         if self.memory_like is not None:
             self._note_losses(request, outcome)
         if adds:
-            return self._added(request, call.cohort, outcome)
-        return self._gated(call, request, stacked, outcome)
-
-    def deliver(self, codecs: Codecs, payload: PyTree, key: jax.Array) -> tuple[PyTree, Sent]:
-        """Encode a payload, and decode it as the nodes will."""
-        return really_delivered(codecs, payload, self.start, key)
+            found, exchange = self._added(request, call.cohort, outcome)
+            exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
+            return found if exchange.factor == 1 else scaled(exchange.factor, found), exchange
+        messages, exchange, octets = self._gated(call, request, code is not None, outcome)
+        if octets is not None:
+            silent = sum(refusal.reason.silent for refusal in exchange.refusals)
+            size = len(octets)
+            exchange = exchange._replace(coded=estimated(octets, size - silent, size * down, False))
+        exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
+        return self.aggregated(call, messages, exchange), exchange
 
     def _envelope(
-        self, call: Call, request: Request, node: int, positions: np.ndarray, adds: bool
+        self,
+        call: Call,
+        request: Request,
+        plan: LocalPlan,
+        code: Code | None,
+        node: int,
+        positions: np.ndarray,
+        adds: bool,
     ) -> Envelope:
         """Return one node's part of a request."""
-        code = None
-        if call.sent is not None:
-            code = Code(call.sent.data, up_key(call.key), down_key(call.key))
         ids = call.cohort.ids[positions]
         own = NodeRequest(
             request.number,
             part_of(call.payload, positions),
             ids,
-            call.plan[positions],
-            call.parts.numbers,
+            plan[positions],
+            StepParts.of(call.step).numbers,
             call.cohort.weights[positions] if adds else None,
             self.rules(request.client_step),
             None if self.secret else call.key,
@@ -226,11 +239,11 @@ class DistributedFederation(Engine):
                 )
 
     def _gated(
-        self, call: Call, request: Request, stacked: bool, outcome: Outcome
-    ) -> tuple[PyTree, Exchange]:
-        """Combine messages that the server's gate checks one by one."""
+        self, call: Call, request: Request, coded: bool, outcome: Outcome
+    ) -> tuple[list[Any], Exchange, np.ndarray | None]:
+        """Check messages one by one; return those that count, and the bytes of coded messages."""
         found: list[Reply] = []
-        octets = None if call.codecs is None else np.full(len(request.ids), np.nan)
+        octets = np.full(len(request.ids), np.nan) if coded else None
         for node, package in outcome.packages.items():
             part = outcome.parts[node]
             try:
@@ -244,10 +257,9 @@ class DistributedFederation(Engine):
         rules, decode = self.rules(request.client_step), self.decoder(call, request.like)
         messages, squares, refusals = admit(found, request, rules, decode)
         admitted = np.array([message is not None for message in messages])
-        total = combined(messages, call.cohort.weights, stacked, request.like)
-        said = _explained(refusals, request, outcome)
-        seen = probed(messages, request) if self.detect_anomalies else None
-        return total, Exchange(request, admitted, squares, said, seen, octets)
+        explained = _explained(refusals, request, outcome)
+        compared = probed(messages, request) if self.detect_anomalies else None
+        return messages, Exchange(request, admitted, squares, explained, compared), octets
 
     def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""

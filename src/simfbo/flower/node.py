@@ -12,20 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.codecs.messages import Codecs, decode_payload, encode_message, start_of
-from simfbo.core import trees
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import EVALUATION
 from simfbo.core.federation import ClientStep
-from simfbo.core.gate import Gate, Reply, occurrences
+from simfbo.core.gate import Gate, Reply, limit_of, occurrences
 from simfbo.core.keys import client_key, secret_key
 from simfbo.core.ledger import PerClient, is_per_client
 from simfbo.core.local_work import LocalPlan
+from simfbo.core.memory import fresh, rows_of
 from simfbo.core.method import Method, Parts, as_module
 from simfbo.core.problem import Point, PyTree
-from simfbo.core.sampling import Cohort
 from simfbo.core.trees import as_arrays, names
-from simfbo.engines.base import Call
-from simfbo.engines.simulated import SimulatedFederation
+from simfbo.engines.exchange import Job, Rows
+from simfbo.engines.simulated import in_lanes
 from simfbo.errors import UserError
 from simfbo.flower.memory import Store, Versions, keep_all, recalled
 from simfbo.flower.transport import Package
@@ -220,33 +219,53 @@ class Node:
         Clients that lost their memory are listed in `settings`.
         """
         each, size = request.weights is None, len(request.ids)
-        rules = Gate(open=True) if each else request.gate
-        engine = SimulatedFederation(self._data, gate=rules, strategy="lanes")
-        if store is not None and request.versions is not None:
-            engine.remember(self._algorithm, self._known["x"], self._known["y"])
-            places = self._positions(request.ids)
-            held, gone = recalled(
-                store, request.versions, request.ids, places, engine.client_memory
-            )
-            engine.client_memory = trees.on_device(held)
-            settings.update({"lost": gone} if gone else {})
+        places = self._positions(request.ids)
         # Padded to a power of two, so that few sizes have to be compiled.
         pad = np.minimum(np.arange(_power_of_two(size)), size - 1)
-        absent = np.arange(len(pad)) >= size
-        outcome = engine.compute(self._call(client_step, request, pad), each, absent)
-        found = outcome.total
-        evaluates = client_step.__name__ == EVALUATION
-        if store is not None and request.versions is not None and not evaluates:
-            keep_all(store, request.versions, request.ids, request.exchange, outcome.memory)
+        memory = None
+        if store is not None and request.versions is not None:
+            initial = self._algorithm.client_memory(self._known["x"], self._known["y"])
+            everyone = fresh(initial, self._data.n)
+            held, gone = recalled(store, request.versions, request.ids, places, everyone)
+            memory = rows_of(held, places[pad])
+            settings.update({"lost": gone} if gone else {})
+        rows = Rows(
+            position=pad,
+            place=places[pad],
+            id=request.ids[pad],
+            repeat=occurrences(request.ids)[pad],
+            weight=np.ones(len(pad)) if request.weights is None else request.weights[pad],
+            replies=np.arange(len(pad)) < size,
+            measured=None,
+            plan=request.plan[pad],
+            data=None,
+            memory=memory,
+        )
+        job = Job(
+            step=client_step,
+            payload=part_of(request.payload, pad),
+            key=secret_key() if request.key is None else request.key,
+            limit=None if each else limit_of(request.gate),
+            plan=None,
+            data=(self._data.lower, self._data.upper),
+            rows=rows,
+            codecs=None,
+            detect=False,
+        )
+        total, results = in_lanes(job, keep=each)
+        trains = client_step.__name__ != EVALUATION
+        if store is not None and request.versions is not None and trains:
+            keep_all(store, request.versions, request.ids, request.exchange, results.memory)
         arrays = {"ids": request.ids}
         if each:
-            found = jax.tree.map(lambda stack: np.asarray(stack)[:size], found)
+            found = jax.tree.map(lambda stack: np.asarray(stack)[:size], results.messages)
             arrays["repeats"] = occurrences(request.ids)
             if request.code is not None:
                 return arrays | self._coded(request, request.code, found)
         else:
-            arrays["squares"] = np.asarray(outcome.squares, np.float64)[:size]
-            arrays["passed"] = np.asarray(outcome.passed)[:size] > 0
+            found = total
+            arrays["squares"] = np.asarray(results.squares, np.float64)[:size]
+            arrays["passed"] = np.asarray(results.admitted)[:size]
         return arrays | {_MESSAGE + name: array for name, array in as_arrays(found).items()}
 
     def _coded(self, request: NodeRequest, code: Code, found: PyTree) -> dict[str, np.ndarray]:
@@ -259,16 +278,6 @@ class Node:
             letters.append(encode_message(self._codecs, message, key))
         lengths = np.array([len(letter) for letter in letters], np.int64)
         return {"lengths": lengths, "coded": np.frombuffer(b"".join(letters), np.uint8)}
-
-    def _call(self, client_step: ClientStep, request: NodeRequest, pad: np.ndarray) -> Call:
-        """Return a request as a call of the engine, whose clients are positions in the data."""
-        each = request.weights is None
-        weights = np.ones(len(pad)) if request.weights is None else request.weights[pad]
-        cohort = Cohort(self._positions(request.ids)[pad], weights)
-        key = secret_key() if request.key is None else request.key
-        payload, plan = part_of(request.payload, pad), request.plan[pad]
-        parts = Parts.of(client_step)
-        return Call(client_step, parts, payload, cohort, plan, key, each)
 
     def _positions(self, ids: np.ndarray) -> np.ndarray:
         """Return the positions of some clients in the data; raise if they are not in it."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from simfbo.core.problem import CHANNELS, Point, PyTree, channel
 from simfbo.errors import UserError
@@ -158,7 +157,7 @@ def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
     return any(_rule(aggregators, name) is not None for name in channels)
 
 
-def combine(aggregators: Point[Aggregator | None], stacked: PyTree, weights: np.ndarray) -> PyTree:
+def combine(aggregators: Point[Aggregator | None], stacked: PyTree, weights: Any) -> PyTree:
     """Combine stacked messages, each channel by its own aggregator; weight zero means absent.
 
     Channels without an aggregator, and leaves outside the three channels, are summed by weight.

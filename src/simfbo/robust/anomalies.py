@@ -112,9 +112,10 @@ def compared(clients: int) -> int:
     return min(clients, _COMPARED)
 
 
-def window(clients: int, number: int) -> np.ndarray:
+def window(clients: int, number: Any) -> Any:
     """Return the positions to compare pair by pair; in a large cohort, other ones every time."""
-    return (window_start(clients, number) + np.arange(compared(clients))) % max(1, clients)
+    places = np.arange(compared(clients), dtype=np.int32)
+    return (window_start(clients, number) + places) % max(1, clients)
 
 
 def window_start(clients: int, number: Any) -> Any:
@@ -134,11 +135,7 @@ def looks_at(number: Any) -> Any:
 
 
 def observe(
-    memory: Memory,
-    exchange: Exchange,
-    weights: np.ndarray,
-    work: np.ndarray,
-    detect: bool = True,
+    memory: Memory, exchange: Exchange, detect: bool = True
 ) -> tuple[Memory, list[Suspicion]]:
     """Look at an exchange; return the new memory and the suspicions with enough evidence now.
 
@@ -146,14 +143,15 @@ def observe(
 
     Args:
         memory: what earlier exchanges left behind; it is not changed.
-        exchange: the outcome of an exchange.
-        weights: of the cohort's messages.
-        work: how much of a client's work is in its message, ||a_i||_1.
+        exchange: the outcome of an exchange, with weights and work if messages are compared.
         detect: whether messages are compared.
     """
     after, told = _not_finite(memory, exchange)
     if not detect or not looks_at(exchange.request.number):
         return after, told
+    weights, work = exchange.weights, exchange.work
+    assert weights is not None
+    assert work is not None
     for kind, look in _looks(exchange, weights, work).items():
         after[kind], named = _counted(memory.get(kind, _NOTHING), look)
         if after[kind] == _NOTHING:

@@ -7,14 +7,14 @@ import jax
 from simfbo.core.federation import Federation
 from simfbo.core.method import Method
 from simfbo.core.problem import PyTree
-from simfbo.engines.blocks import Blocks, prepare
+from simfbo.engines.rounds import Rounds, prepare
 from simfbo.runs.verdict import measured
 
 _FIRST, _SECONDS = 2, 0.5  # rounds in the first block; time that one should take at most
 
 
 class Pace:
-    """Blocks of rounds, as long as they may be.
+    """Rounds of rounds, as long as they may be.
 
     Attributes:
         root: the key that those of rounds are folded from.
@@ -43,13 +43,13 @@ class Pace:
         self._rounds, self._every = rounds, every
         self.root, self._fold = jax.random.key(seed), jax.jit(jax.random.fold_in)
         self._most = 1 if one_by_one else _FIRST
-        self._blocks: list[Blocks | None] = []  # empty until it is known
+        self._compiled: list[Rounds | None] = []  # empty until it is known
 
-    def blocks(self, state: PyTree) -> Blocks | None:
-        """Return what runs several rounds at once; None where rounds need the host."""
-        if not self._blocks:
-            self._blocks.append(prepare(self._algorithm, self._federation, state, measured))
-        return self._blocks[0]
+    def compiled(self, state: PyTree) -> Rounds | None:
+        """Return compiled rounds; None where rounds need the host."""
+        if not self._compiled:
+            self._compiled.append(prepare(self._algorithm, self._federation, state, measured))
+        return self._compiled[0]
 
     def key(self, t: int) -> jax.Array:
         """Return the key of a round."""

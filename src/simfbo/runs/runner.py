@@ -14,7 +14,7 @@ from simfbo.core._start import variable
 from simfbo.core.federation import Federation
 from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
-from simfbo.engines.blocks import norms_of
+from simfbo.engines.rounds import norms_of
 from simfbo.errors import ClientWarning, ResumableError, TooFewReplies
 from simfbo.runs.beginnings import (
     first_memory,
@@ -339,7 +339,7 @@ def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
 def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None:
     """Run some iterations at once; None where the next one needs the host."""
     t, hosted = at.round + 1, job.algorithm.hosted
-    if not t or (blocks := pace.blocks(state)) is None:
+    if not t or (compiled := pace.compiled(state)) is None:
         return None
     count = pace.count(t)
     if hosted is not None:
@@ -348,11 +348,11 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
     limits = np.full(len(_variables(job, state)), np.inf)
     if t > 1:
         limits = job.explosion * np.asarray(at.sizes)
-    outcome = blocks.run(state, pace.root, t, count, limits, job.residuals.every)
+    outcome = compiled.run(state, pace.root, t, count, limits, job.residuals.every)
     if not outcome.done:
         return None
     refused, last, seen = 0, t + outcome.done - 1, at.residuals
-    for k in blocks.replay(outcome):
+    for k in compiled.account(outcome):
         refused += _write(job, t + k)
     for r in filter(job.residuals.due, range(t, last + 1)):
         found = jax.tree.map(lambda a, k=r - t: a[k], outcome.measured)

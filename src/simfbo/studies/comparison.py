@@ -139,7 +139,7 @@ def without_rounds(tree: Json, overrides: Json, names: Iterable[str]) -> list[st
 def iteration_cost(config: RunConfig, task: "Task") -> Cost:
     """Count what an iteration of a method sends, over 50 where some send more than others."""
     from simfbo.config.build import build_algorithm, build_federation
-    from simfbo.engines.counting import cost
+    from simfbo.engines.debug import cost
 
     algorithm = build_algorithm(config.algorithm, task.problem, config.rounds)
     count = _COUNTED if "ledger is cost" in algorithm.known_violations else 1

@@ -8,7 +8,7 @@ from simfbo.algorithms import auto_steps, simfbo
 from simfbo.algorithms._plan import FromPlan
 from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Method
-from simfbo.core.sampling import Sampler
+from simfbo.core.sampling import AnySampler
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import UserError, brief
 from simfbo.runs.beginnings import whole_numbers
@@ -24,7 +24,7 @@ def solve(
     rounds: int = 500,
     seed: int = 0,
     method: Callable[..., Method] = simfbo,
-    sampler: Sampler | None = None,
+    sampler: AnySampler | None = None,
     local_work: LocalWork | None = None,
     client_metrics: bool = False,
     every: int | None = None,

@@ -18,7 +18,7 @@ from simfbo.core.ledger import Ledger, Traffic
 from simfbo.core.method import Method
 from simfbo.core.problem import Point
 from simfbo.engines.base import Engine
-from simfbo.engines.counting import cost
+from simfbo.engines.debug import cost
 from simfbo.runs.files import Json, write_atomic
 from simfbo.runs.report import size
 from simfbo.runs.runner import run

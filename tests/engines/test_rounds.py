@@ -1,4 +1,4 @@
-"""Rounds in blocks: the same numbers, ledger and history as one round at a time."""
+"""Compiled rounds: the same numbers, ledger and history as one round at a time."""
 
 import itertools
 import warnings
@@ -20,6 +20,7 @@ from simfbo import (
     run,
 )
 from simfbo.algorithms import simfbo
+from simfbo.core import keys
 from simfbo.core.keys import Purpose, host_rng, keyed
 from simfbo.core.local_work import (
     LocalWork,
@@ -31,8 +32,14 @@ from simfbo.core.local_work import (
     sgd,
     uniform,
 )
-from simfbo.core.sampling import Cohort, drop_out, everyone, with_replacement, without_replacement
-from simfbo.engines import blocks
+from simfbo.core.sampling import (
+    Cohort,
+    HostSampler,
+    drop_out,
+    with_replacement,
+    without_replacement,
+)
+from simfbo.engines import rounds as compiled
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
 from simfbo.privacy import Privacy, private
@@ -105,7 +112,7 @@ def made(world, strategy="batches"):
 
 
 def prepared(algorithm, federation):
-    return blocks.prepare(algorithm, federation, algorithm.init(TASK.x0, TASK.y0), measured)
+    return compiled.prepare(algorithm, federation, algorithm.init(TASK.x0, TASK.y0), measured)
 
 
 def kept(history):
@@ -168,28 +175,27 @@ def test_a_run_may_end_before_its_last_round():
     assert history.verdict is not None
 
 
-# What needs the host
+def test_keys_may_depend_on_the_state():
+    algorithm, world = Functional("simfbo", METHODS["simfbo"].init, key_from_state), "sampled"
+    many, one = made(world), made(world, "lanes")
+    assert prepared(algorithm, many) is not None
+    np.testing.assert_allclose(go(algorithm, many).state.y, go(algorithm, one).state.y, rtol=1e-10)
 
 
-def host_key(state, federation, key):
+def key_from_state(state, federation, key):
     """Draw a cohort by a key that depends on the state."""
     key = jax.random.fold_in(key, (1000 * jnp.abs(state.y[0])).astype(jnp.int32))
     return METHODS["simfbo"].round(state, federation, key)
 
+
+# What needs the host
 
 HOST = {
     "draws on the host": (algorithms.aggitd(TASK.problem, STEPS, lower_rounds=2), {}),
     "chains": (algorithms.fedmbo(TASK.problem, STEPS), {"sampler": with_replacement(3)}),
     "automatic gate": (METHODS["simfbo"], {"gate": Gate(max_norm="auto")}),
     "lanes": (METHODS["simfbo"], {"strategy": "lanes"}),
-    "keys from the state": (
-        Functional("simfbo", METHODS["simfbo"].init, host_key), {"sampler": without_replacement(3)},
-    ),
     "weights in Python": (private(METHODS["simfbo"], Privacy()), {}),
-    "rho of a cohort": (
-        METHODS["shrofbo"],
-        {"sampler": without_replacement(3), "local_work": uniform(1, 2, assigned=False)},
-    ),
 }  # fmt: skip
 
 
@@ -213,6 +219,7 @@ def test_secret_cohorts_need_the_host():
 def test_too_few_replies_in_a_block():
     """The run ends in the round in which it would have ended one by one."""
 
+    @keyed
     def absence(key, ids):
         return host_rng(key, Purpose.DROP_OUT).random(6)[ids] < 0.5
 
@@ -241,7 +248,7 @@ def test_divergence_in_a_block(explosion):
     assert ends[0] == ends[1]
 
 
-def test_cohorts_of_another_size_end_a_block():
+def test_cohorts_may_differ_in_size():
     @keyed
     def sampler(key, p):
         rng = host_rng(key, Purpose.COHORT)
@@ -267,14 +274,18 @@ def test_a_sampler_that_takes_turns_gives_the_same_run_on_every_engine():
     for engine in (SimulatedFederation, DebugFederation):
         states.append(go(METHODS["simfbo"], engine(TASK.data, taking_turns()), rounds=7).state)
     np.testing.assert_allclose(states[0].x, states[1].x, rtol=1e-10)
-    assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, taking_turns())) is None
+    message = r"^Rounds of SimFBO run one at a time: the sampler '<lambda>' is a NumPy function \("
+    with pytest.warns(UserWarning, match=message):
+        assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, taking_turns())) is None
 
 
 def test_a_sampler_is_constant_if_it_says_so():
-    declared = SimulatedFederation(TASK.data, everyone(), strategy="batches")
-    assert blocks.Server.of(declared).cohort.ids.tolist() == list(range(6))
-    plain = SimulatedFederation(TASK.data, lambda key, p: Cohort(np.arange(6), p))
-    assert blocks.Server.of(plain) is None
+    draw = lambda key, p: Cohort(np.arange(6), p)  # noqa: E731
+    plain = SimulatedFederation(TASK.data, draw).draws[0]
+    assert isinstance(plain, HostSampler)
+    declared = SimulatedFederation(TASK.data, keys.constant(draw)).draws[0]
+    assert declared.static
+    assert declared(jax.random.key(0), TASK.data.p).ids.tolist() == list(range(6))
 
 
 # Programs
@@ -356,7 +367,7 @@ def test_a_method_that_cannot_be_compiled_triggers_one_warning_with_the_reason(c
             run(method, made("everyone"), TASK.x0, TASK.y0, rounds=2)
     (warning,) = caught
     assert f"Rounds of SimFBO run one at a time: {reason}" in str(warning.message)
-    assert "of test_blocks.py, '" in str(warning.message)
+    assert "of test_rounds.py, '" in str(warning.message)
 
 
 def test_a_state_with_python_numbers():

@@ -1,0 +1,407 @@
+"""Many rounds in one compiled program: `Method.round`, traced as it stands.
+
+The number of rounds is an input of the program, so however a run is divided into calls, and
+wherever it is interrupted and resumed, every round is computed by the same instructions: bit for
+bit the same. A round with too few replies, or in which a variable explodes, ends the call before
+it, and the runner repeats it on the host. What happened in the rounds comes out as one
+`ExchangeReport` for each exchange, stacked over rounds.
+"""
+
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from simfbo.codecs.messages import REQUEST_BYTES
+from simfbo.core import memory as memories
+from simfbo.core import trees
+from simfbo.core.exchange import ExchangeReport, Octets, Refusal
+from simfbo.core.federation import ClientStep, Federation, View
+from simfbo.core.gate import limit_of
+from simfbo.core.ledger import Ledger
+from simfbo.core.method import Method, Parts, as_module
+from simfbo.core.problem import Point, PyTree, point_of
+from simfbo.core.sampling import Cohort
+from simfbo.engines.base import exchange_of
+from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.exchange import Clients, exchange, form
+from simfbo.engines.simulated import SimulatedFederation
+from simfbo.errors import NeedsHost
+from simfbo.robust import anomalies
+
+LONGEST = 256  # rounds in a call
+_NUMBERS = 2**22  # in the reports of a call, about
+
+Measure = Callable[[dict[str, PyTree]], PyTree]
+Reports = tuple[ExchangeReport, ...]
+
+
+class Inputs(NamedTuple):
+    """The inputs of the program.
+
+    Attributes:
+        numbers: of the method.
+        clients: the clients and the rules.
+        state: of the method.
+        memory: of the clients.
+        root: the key that those of rounds are folded from.
+        number: of the first exchange.
+        first: the number of the first round.
+        fewest: replies that an exchange needs.
+        limits: of the norms of x, y and v, to be multiplied by the square of a round's number.
+        every: rounds between two that are measured.
+    """
+
+    numbers: tuple[Any, ...]
+    clients: Clients
+    state: PyTree
+    memory: PyTree
+    root: jax.Array
+    number: Any
+    first: Any
+    fewest: Any
+    limits: Any
+    every: Any
+
+
+class Outcome(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+        state: after its last round.
+        done: rounds completed; fewer than asked for if the next one needs the host.
+        norms: of x, y and v, as far as there are, after the last round.
+        measured: what `measure` returned, by round.
+        reports: of the exchanges of a round, stacked over rounds.
+    """
+
+    state: PyTree
+    done: int
+    norms: np.ndarray
+    measured: PyTree
+    reports: Reports
+
+
+class Tape:
+    """A federation in the trace of a round; it records a report for each exchange.
+
+    Attributes:
+        memory: of all clients after the exchanges so far.
+        reports: of the exchanges so far.
+    """
+
+    secret = False
+
+    def __init__(self, clients: Clients, memory: PyTree, number: Any) -> None:
+        """Take the clients, their memory, and the number of the next exchange."""
+        self._clients, self.memory, self._number = clients, memory, number
+        self.reports: list[ExchangeReport] = []
+
+    @property
+    def n(self) -> int:
+        """Return the number of clients."""
+        return self._clients.n
+
+    @property
+    def p(self) -> Any:
+        """Return the clients' weights p_i."""
+        return self._clients.p
+
+    @property
+    def ledger(self) -> Ledger:
+        """Raise: bytes are counted after the rounds."""
+        raise NeedsHost("it reads federation.ledger")
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Raise: they are known after the rounds."""
+        raise NeedsHost("it reads federation.refusals")
+
+    @property
+    def latest(self) -> Any:
+        """Return the report of the latest exchange."""
+        return self.reports[-1]
+
+    def cohort(self, key: jax.Array) -> Cohort:
+        """Sample the clients that take part."""
+        return self._clients.sampler(key, self._clients.p)
+
+    def mean_norm(self, key: jax.Array) -> Any:
+        """Return rho where the server assigns the local work; None otherwise."""
+        work = self._clients.work
+        return work.mean_norm(key, self._clients.p) if work.assigned else None
+
+    def sum(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
+        """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
+        return self._exchange(client_step, payload, cohort, key, False)
+
+    def gather(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+    ) -> PyTree:
+        """Return the cohort's messages, stacked; see `Federation`."""
+        return self._exchange(client_step, payload, cohort, key, True)
+
+    def _exchange(
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, stack: bool
+    ) -> PyTree:
+        number = self._number + len(self.reports)
+        given = as_module(client_step), payload, cohort, key, self.memory, stack, number
+        total, rows, report = exchange(self._clients, *given)
+        if self.memory is not None:
+            self.memory = memories.kept(self.memory, rows, cohort.ids, report.admitted)
+        self.reports.append(report)
+        return total
+
+
+class Rounds:
+    """Runs compiled rounds of a method on an engine.
+
+    Attributes:
+        length: the most rounds of a call.
+    """
+
+    def __init__(
+        self, engine: SimulatedFederation, method: Parts, program: Callable[..., Any], length: int
+    ) -> None:
+        """Take the engine, the method, and the program for both."""
+        self._engine, self._method, self._program, self.length = engine, method, program, length
+
+    def run(
+        self, state: PyTree, root: jax.Array, first: int, count: int, limits: np.ndarray, every: int
+    ) -> Outcome:
+        """Run the rounds first, first + 1, ...: `count`, or as many as one call allows.
+
+        The memory of the clients is in the engine.
+
+        Args:
+            state: the method's state.
+            root: the key that those of rounds are folded from.
+            first: the number of the first round.
+            count: how many.
+            limits: the norms of x, y and v, before they are multiplied by the square of a round's
+                number, above which a round is left to the host.
+            every: rounds between two that are measured.
+        """
+        engine, count = self._engine, min(count, self.length)
+        given = _inputs(engine, self._method, state, root, first, limits, every)
+        (after, memory), done, norms, notes = self._program(given, np.int32(count))
+        if (done := int(done)) < count:  # `after` is the state after a round that does not count
+            (after, memory), _, norms, _ = self._program(given, np.int32(done))
+        if done:
+            engine.client_memory = memory
+        measured, reports = jax.tree.map(lambda a: np.asarray(a)[:done], notes)
+        return Outcome(after if done else state, done, np.asarray(norms, float), measured, reports)
+
+    def account(self, outcome: Outcome) -> Iterator[int]:
+        """Let the engine count what was sent, and look at clients that stand out.
+
+        Yields:
+            The places in the call of rounds with rejected replies or compared messages, after the
+            engine has looked at them.
+        """
+        engine, done, kinds = self._engine, outcome.done, len(outcome.reports)
+        number = engine.ledger.total.rounds + 1 + np.arange(done * kinds).reshape(done, kinds)
+        look = np.zeros((done, kinds), bool)
+        if engine.detect_anomalies and number.size:
+            look = anomalies.looks_at(number)
+        for e, report in enumerate(outcome.reports):
+            look[:, e] |= ~report.admitted.all(1)
+            replied = np.ones_like(report.admitted) if report.replied is None else report.replied
+            coded = None
+            if report.up is not None and report.down is not None and engine.codecs is not None:
+                down = replied.shape[1] * float((report.down.astype(float) + REQUEST_BYTES).sum())
+                up = float(report.up.astype(float)[replied].sum())
+                coded = Octets(down, up, 0.0 if engine.codecs.exact_size else down + up)
+            engine.ledger.record(report.client_step, replied.size, int(replied.sum()),
+                                 report.payload.tree, report.message.tree, done, coded)  # fmt: skip
+        for k in np.flatnonzero(look.any(1)).tolist():
+            for e in np.flatnonzero(look[k]).tolist():
+                report = jax.tree.map(lambda a, k=k: a[k], outcome.reports[e])
+                rules = engine.rules(report.client_step)
+                engine.latest = exchange_of(report, int(number[k, e]), rules, None)
+                engine.refusals += engine.latest.refusals
+                engine.observe(engine.latest)
+            yield k
+
+
+def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) -> Rounds | None:
+    """Return compiled rounds; None where rounds run one at a time on the host.
+
+    Args:
+        method: whose rounds.
+        federation: on which they run.
+        state: of the method, for its shapes.
+        measure: what to take of the residuals (`Method.residuals`) in some rounds.
+    """
+    if not isinstance(federation, SimulatedFederation) or federation.secret:
+        return None
+    if federation.strategy == "lanes" or federation.gate.max_norm == "auto":
+        return None
+    if federation.requires_distinct and federation.draws[0].repeats:
+        return None  # every cohort is checked
+    if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
+        return None  # a number of Python's, which may be anything
+    parts = Parts.of(method)
+    given = _inputs(federation, parts, state, jax.random.key(0), 1, np.zeros(3), 1)
+    count = sum(z is not None for z in method.point(state))
+    given = given._replace(limits=given.limits[:count])
+    leaves, structure = jax.tree.flatten(given)
+    key = "rounds", parts.structure, structure, form(leaves), measure
+    build = partial(_build, parts, given, measure)
+    compiled = PROGRAMS.get(type(method).__name__, key, build)
+    return None if compiled is None else Rounds(federation, parts, *compiled)
+
+
+def _inputs(
+    engine: SimulatedFederation,
+    method: Parts,
+    state: PyTree,
+    root: jax.Array,
+    first: int,
+    limits: np.ndarray,
+    every: int,
+) -> Inputs:
+    """Return the inputs of the program; arguments as of `Rounds.run`."""
+    return Inputs(
+        method.numbers, engine.clients(limit_of(engine.gate)), state, engine.client_memory, root,
+        np.int32(engine.ledger.total.rounds + 1), np.int32(first),
+        np.int32(max(1, engine.gate.min_replies)), np.asarray(limits, jnp.result_type(float)),
+        np.int32(every),
+    )  # fmt: skip
+
+
+def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[..., Any], int] | None:
+    """Compile rounds of a method, and return how many one call allows; None if they cannot be."""
+    lengths: list[int] = []
+    try:
+        job = partial(_rounds, method, measure, lengths)
+        return jax.jit(job).lower(given, np.int32(1)).compile(), lengths[-1]
+    except (NeedsHost, *_REASONS) as error:
+        _warn(method, error)
+        return None
+
+
+def traced_round(method: Method) -> Callable[[PyTree, Federation, jax.Array], PyTree]:
+    """Return the part of a method's round that can be traced."""
+    return method.round if method.hosted is None else method.hosted.round
+
+
+def _rounds(
+    parts: Parts, measure: Measure, lengths: list[int], given: Inputs, count: jax.Array
+) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+    """Run up to `count` rounds, until one is not as usual.
+
+    Returns:
+        The state and the clients' memory, how many rounds were as usual, the norms after the last,
+        and residuals and reports by round. `lengths` receives how many rounds there is room for.
+    """
+    method = parts._replace(numbers=given.numbers).joined()
+    step = traced_round(method)
+
+    def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+        state, memory, number = at
+        t = given.first + k
+        tape = Tape(given.clients, memory, number)
+        view, sums = _with_residuals(tape, method.residuals)
+        after = step(state, view, jax.random.fold_in(given.root, t))
+        norms = norms_of(method.point(after))
+        usual = jnp.all(norms <= given.limits * jnp.square(t.astype(norms.dtype)))
+        for report in tape.reports:
+            usual &= jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
+        measured: PyTree = ()
+        if sums:
+            due, like = (t % given.every == 0) | (t == 1), jax.eval_shape(measure, sums)
+            measured = jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
+        reports = jax.tree.map(jnp.asarray, tuple(tape.reports))
+        at = after, tape.memory, number + len(reports)
+        return at, usual, norms, (measured, reports)
+
+    zero = jnp.zeros((), jnp.int32)
+    start = jax.tree.map(jnp.asarray, (given.state, given.memory, given.number))
+    closed, like = jax.make_jaxpr(one, return_shape=True)(zero, start)
+    once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(like[3]))
+    lengths.append(max(1, min(LONGEST, _NUMBERS // max(1, numbers))))
+    rows = jax.tree.map(lambda a: jnp.zeros((lengths[-1], *a.shape), a.dtype), like[3])
+
+    def body(carry: PyTree) -> PyTree:
+        k, _, at, _, notes = carry
+        found = once(k, *jax.tree.leaves(at))
+        at, usual, norms, found = jax.tree.unflatten(jax.tree.structure(like), found)
+        notes = jax.tree.map(lambda rows, row: rows.at[k].set(row), notes, found)
+        return k + usual.astype(jnp.int32), usual, at, norms, notes
+
+    carry = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), rows
+    k, _, (state, memory, _), norms, notes = jax.lax.while_loop(
+        lambda carry: (carry[0] < count) & carry[1], body, carry
+    )
+    return (state, memory), k, norms, notes
+
+
+def _with_residuals(tape: Tape, channels: Any) -> tuple[Any, dict[str, PyTree]]:
+    """Return the federation, and the dictionary that its sums put residuals into."""
+    sums: dict[str, PyTree] = {}
+
+    def spy(client_step: Any, *rest: Any) -> PyTree:
+        found = tape.sum(client_step, *rest)
+        for name in channels.get(client_step.__name__, ""):
+            sums[name] = getattr(point_of(found), name)
+        return found
+
+    return View(tape, spy, tape.gather) if channels else tape, sums
+
+
+def norms_of(point: Point[PyTree]) -> jax.Array:
+    """Return the norms of the variables that a method has."""
+    variables = [z for z in point if z is not None]
+    return jnp.stack([jnp.sqrt(trees.squared_norm(z)).astype(float) for z in variables])
+
+
+_REASONS: dict[type[Exception], str] = {
+    jax.errors.TracerBoolConversionError: "it branches on an array",
+    jax.errors.TracerIntegerConversionError: "it needs an array as a whole number",
+    jax.errors.TracerArrayConversionError: "it converts an array to NumPy",
+    jax.errors.ConcretizationTypeError: "it needs the value of an array",
+    jax.errors.NonConcreteBooleanIndexError: "the shape of an array depends on values",
+}
+_PACKAGE = Path(__file__).parents[1]
+_BELOW = (  # files below the method's code in a traceback
+    str(_PACKAGE / "engines"),
+    str(_PACKAGE / "core" / "federation.py"),
+    str(_PACKAGE / "core" / "sampling.py"),
+    str(_PACKAGE / "core" / "keys.py"),
+    *(str(Path(module.__file__ or "").parent) for module in (jax, eqx, np)),
+    sysconfig.get_paths()["stdlib"],
+)
+
+
+def _warn(method: Parts, error: Exception) -> None:
+    """Warn that rounds run one at a time, with the reason and the line of the author's code.
+
+    A `NeedsHost` without a text is a choice of the engine, as of two threads for networks.
+    """
+    kinds = (text for kind, text in _REASONS.items() if isinstance(error, kind))
+    if not (reason := next(kinds, str(error))):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_BELOW)]
+    place = ""
+    if own and not own[-1].filename.startswith(str(_PACKAGE)):
+        at = own[-1]
+        place = f" at line {at.lineno} of {Path(at.filename).name}, '{at.line}'"
+    elif not isinstance(error, NeedsHost):
+        return  # a method of the library: docs/explanation-performance.md lists them
+    warnings.warn(
+        f"Rounds of {method.joined().name} run one at a time: {reason}{place}.", stacklevel=2
+    )
