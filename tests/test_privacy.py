@@ -93,7 +93,7 @@ def test_the_servers_noise_does_not_tell_who_came():
     """With P = 2 of 5 the largest weight is 5/2 * 5/15, whether or not that client was drawn."""
     federation, came = SimulatedFederation(TASK.data, without_replacement(2)), set()
     algorithm = private(ask(fifty), Privacy(noise=x_noise(3.0)))
-    for key in jax.random.split(KEY, 4):
+    for key in jax.random.split(KEY, 8):
         noise = np.asarray(algorithm.round(None, federation, key).x)[1:]
         np.testing.assert_allclose(noise.std(), 3.0 * 5 / 2 * 5 / 15, rtol=0.05)
         came.add(4 in federation.cohort(key).ids)

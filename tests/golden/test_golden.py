@@ -57,7 +57,7 @@ from simfbo.algorithms import (
     with_momenta,
 )
 from simfbo.core.gate import Gate
-from simfbo.core.keys import Purpose, host_rng, keyed
+from simfbo.core.keys import keyed
 from simfbo.core.sampling import Cohort
 from simfbo.engines import compile_cache
 from simfbo.privacy import Privacy, private
@@ -204,7 +204,8 @@ def replayed(draw, table):
 @keyed
 def numpy_drop_outs(key, ids):
     """Draw who does not reply as it was drawn by NumPy; it depends on the cohort, too."""
-    return host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids] < 0.2
+    rng = np.random.default_rng([20, *np.asarray(jax.random.key_data(key)).tolist()])
+    return rng.random(int(ids.max()) + 1)[ids] < 0.2
 
 
 def federation(world, path, draws=None):

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 from simfbo.core.problem import Scalar
 from simfbo.errors import NeedsHost
@@ -27,7 +27,6 @@ D = TypeVar("D", bound=Callable[..., Any])
 class Purpose(IntEnum):
     """What a random draw is for. Committed results depend on these numbers: never reuse one."""
 
-    COHORT = 1
     LOCAL_STEPS = 2
     PARTITION = 3
     LEVELS = 4
@@ -46,14 +45,16 @@ class Purpose(IntEnum):
     ROTATED = 17
     CHAINS = 18
     TRUSTED_ROWS = 19
-    DROP_OUT = 20
     NETWORKS = 21
-    LOCAL_RULES = 22
     # Folded into keys, where no client and no step has such a number:
+    COHORT = 2**31 + 1
+    LOCAL_STEPS_IN_ROUND = 2**31 + 2
     NOISE = 2**31 + 11
     CODED_UP = 2**31 + 12
     CODED_DOWN = 2**31 + 13
     CLIENT_METRICS = 2**31 + 14
+    DROP_OUT = 2**31 + 20
+    LOCAL_RULES = 2**31 + 22
 
 
 def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:
@@ -70,6 +71,13 @@ def seed_rng(seed: int, purpose: Purpose) -> np.random.Generator:
 def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
     """Return a client's key: it depends on the exchange and the client, never on who else came."""
     return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
+
+
+def uniform(key: Key[Array, ""], purpose: Purpose, ids: Int[Any, " k"]) -> Float[Array, " k"]:
+    """Draw a number from [0, 1) for each client, which depends on nothing but key and client."""
+    key = jax.random.fold_in(key, int(purpose))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(ids))
+    return jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
 
 
 def constant(draw: D) -> D:

@@ -196,13 +196,8 @@ class UniformDraw(eqx.Module):
     purpose: Purpose = eqx.field(static=True)
 
     def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Int[Array, " cohort"]:
-        like = jax.ShapeDtypeStruct(ids.shape, jnp.int32)
-
-        def draw(key: Key[Array, ""], ids: np.ndarray) -> np.ndarray:
-            rng = keys.host_rng(key, self.purpose)
-            return rng.integers(self.low, self.high + 1, int(ids.max()) + 1)[ids]
-
-        return keys.call_host(draw, like, key, jnp.asarray(ids))
+        numbers = keys.uniform(key, self.purpose, ids) * (self.high + 1 - self.low)
+        return self.low + jnp.floor(numbers).astype(jnp.int32)
 
 
 Draw = SameForAll | PerClient | UniformDraw | HostDraw | Given
@@ -450,7 +445,7 @@ def uniform(
     def once(key: jax.Array, n: int) -> np.ndarray:
         return seed_rng(seed, Purpose.LOCAL_STEPS).integers(low, high + 1, n)
 
-    draw = UniformDraw(low, high, Purpose.LOCAL_STEPS) if every_round else once
+    draw = UniformDraw(low, high, Purpose.LOCAL_STEPS_IN_ROUND) if every_round else once
     return LocalWork(draw, high, rules, assigned, _any_of(rules, rules_every_round))
 
 

@@ -105,7 +105,8 @@ class WithoutReplacement(Sampler):
             raise UserError(f"A cohort of {self.size} cannot be drawn from {n} clients.")
         if self.size == n:
             return Everyone()(key, p)
-        ids = _choice(key, n, self.size, False)
+        numbers = jax.random.uniform(jax.random.fold_in(key, Purpose.COHORT), (n,), jnp.float32)
+        ids = jnp.sort(jax.lax.top_k(numbers, self.size)[1])
         return Cohort(ids, jnp.asarray(p)[ids] * (n / self.size))
 
 
@@ -120,15 +121,9 @@ class WithReplacement(Sampler):
         n = p.shape[0]
         if self.size < 1:
             raise UserError(f"A cohort of {self.size} cannot be drawn from {n} clients.")
-        ids = _choice(key, n, self.size, True)
+        key = jax.random.fold_in(key, Purpose.COHORT)
+        ids = jnp.sort(jax.random.randint(key, (self.size,), 0, n, jnp.int32))
         return Cohort(ids, jnp.asarray(p)[ids] * (n / self.size))
-
-
-def _choice(key: Key[Array, ""], n: int, size: int, replace: bool) -> Int[Array, " size"]:
-    def draw(key: Key[Array, ""]) -> np.ndarray:
-        return np.sort(keys.host_rng(key, Purpose.COHORT).choice(n, size, replace=replace))
-
-    return keys.call_host(draw, jax.ShapeDtypeStruct((size,), jnp.int32), key)
 
 
 class HostSampler(Sampler):
@@ -188,12 +183,7 @@ class DropOut(eqx.Module):
     rate: float
 
     def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Bool[Array, " cohort"]:
-        like = jax.ShapeDtypeStruct(ids.shape, jnp.result_type(float))
-
-        def draw(key: Key[Array, ""], ids: np.ndarray) -> np.ndarray:
-            return keys.host_rng(key, Purpose.DROP_OUT).random(int(ids.max()) + 1)[ids]
-
-        return keys.call_host(draw, like, key, jnp.asarray(ids)) < self.rate
+        return keys.uniform(key, Purpose.DROP_OUT, ids) < self.rate
 
 
 Absence = DropOut | HostDraw
@@ -246,7 +236,7 @@ def drop_out(rate: float) -> DropOut:
     Example:
         >>> import jax, numpy as np
         >>> drop_out(0.5)(jax.random.key(0), np.arange(4)).tolist()
-        [True, True, True, False]
+        [True, False, True, True]
     """
     if not 0 <= rate < 1:
         raise UserError(f"The rate of drop-outs must lie in [0, 1), got {rate}.")

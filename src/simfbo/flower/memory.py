@@ -90,7 +90,7 @@ class DiskStore:
         """Return the arrays of a version; None if it is not there, or damaged."""
         try:
             return list(checkpoint.load(self._file(client, number)).arrays.values())
-        except DamagedError:
+        except (DamagedError, UserError):
             return None
 
     def write(self, client: int, number: int, leaves: Leaves) -> None:

@@ -25,7 +25,7 @@ from simfbo.errors import ResumableError, UserError
 from simfbo.runs.files import TEMPORARY, Json, write_atomic
 
 KEPT = 2
-FORMAT = 3
+FORMAT = 4  # the draws of the server in JAX
 _DIGITS = 64  # of a SHA-256 in hexadecimal
 _MANIFEST = "manifest"
 _NAME = re.compile(r"checkpoint-(\d{10})\.npz")
@@ -153,7 +153,10 @@ def load(file: Path) -> Checkpoint:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Return the checkpoint in a file's bytes; raise `DamagedError` if a bit is wrong."""
+    """Return the checkpoint in a file's bytes; raise `DamagedError` if a bit is wrong.
+
+    A checkpoint of another format raises a `UserError`.
+    """
     body, found = data[:-_DIGITS], data[-_DIGITS:]
     if len(found) < _DIGITS or found != _digest(body):
         raise DamagedError("its digest is wrong")
@@ -164,7 +167,10 @@ def decode(data: bytes) -> Checkpoint:
     except (ValueError, KeyError, zipfile.BadZipFile):
         raise DamagedError("it is intact, but not a checkpoint of simfbo") from None
     if manifest["format"] != FORMAT:
-        raise DamagedError(f"its format is {manifest['format']}, this version reads {FORMAT}")
+        raise UserError(
+            f"The checkpoint has format {manifest['format']}, this version of simfbo reads "
+            f"{FORMAT}: start the run anew in another folder."
+        )
     kinds = manifest.pop("dtypes")
     return Checkpoint({n: a.view(jnp.dtype(kinds[n])) for n, a in arrays.items()}, manifest)
 
