@@ -271,11 +271,11 @@ def _refuse(*_: object) -> PyTree:
     raise UserError("A method that looks at single messages cannot be made private.")
 
 
-def _largest_weight(federation: Federation, cohort: Cohort) -> float:
+def _largest_weight(federation: Federation, cohort: Cohort) -> Any:
     """Return the largest weight of any client; that of the cohort alone would tell who came."""
-    possible = federation.n / len(cohort.ids) * federation.p.max()
-    latest = federation.latest
-    return max(possible, cohort.weights.max()) * (1.0 if latest is None else latest.factor)
+    possible = federation.n / len(cohort.ids) * jnp.max(jnp.asarray(federation.p))
+    largest = jnp.maximum(possible, jnp.max(jnp.asarray(cohort.weights, possible.dtype)))
+    return largest if federation.latest is None else largest * federation.latest.factor
 
 
 _noisy = jax.jit(noisy)

@@ -42,7 +42,6 @@ from simfbo.core.sampling import (
 from simfbo.engines import rounds as compiled
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.errors import UserError
-from simfbo.privacy import Privacy, private
 from simfbo.runs.verdict import measured
 from simfbo.tasks import quadratic
 
@@ -195,7 +194,6 @@ HOST = {
     "chains": (algorithms.fedmbo(TASK.problem, STEPS), {"sampler": with_replacement(3)}),
     "automatic gate": (METHODS["simfbo"], {"gate": Gate(max_norm="auto")}),
     "lanes": (METHODS["simfbo"], {"strategy": "lanes"}),
-    "weights in Python": (private(METHODS["simfbo"], Privacy()), {}),
 }  # fmt: skip
 
 

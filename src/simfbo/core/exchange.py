@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum, unique
 from typing import Any, NamedTuple
 
@@ -139,42 +140,49 @@ class Shapes(NamedTuple):
         return jax.tree.unflatten(self.structure, self.leaves)
 
 
-class ExchangeReport(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ExchangeReport:
     """What the server learns from an exchange; reports of several rounds have one axis more.
 
     Attributes:
-        client_step: the name of the step.
-        payload: shapes of what each client receives.
-        message: shapes of what each client sends.
-        ids: the clients asked.
+        ids: the clients asked; None where all replies pass.
         weights: of their messages, where messages are compared; else None.
         work: ||a_i||_1, where messages are compared; else None.
         replied: which clients replied; None for all.
-        admitted: which replies passed the gate.
-        squares: squared norms of the replies, by position and leaf; zero without a reply.
+        admitted: which replies passed the gate; None for all, as long as they are finite.
+        squares: squared norms of the replies, by position and leaf; zero without a reply. None
+            where all replies pass.
+        finite: where `admitted` is None, whether all replies are finite; else None.
         down: bytes of the coded payload; None without codecs.
         up: bytes of the coded messages, not a number where they were not computed; None without
             codecs.
         probes: numbers of the messages that are compared (`simfbo.robust.anomalies`), else None.
+        client_step: the name of the step.
+        payload: shapes of what each client receives.
+        message: shapes of what each client sends.
+        asked: the number of clients in the cohort.
     """
 
-    client_step: str = eqx.field(static=True)
-    payload: Shapes = eqx.field(static=True)
-    message: Shapes = eqx.field(static=True)
-    ids: Int[Any, "*rounds cohort"]
+    ids: Int[Any, "*rounds cohort"] | None
     weights: Float[Any, "*rounds cohort"] | None
     work: Float[Any, "*rounds cohort"] | None
     replied: Bool[Any, "*rounds cohort"] | None
-    admitted: Bool[Any, "*rounds cohort"]
-    squares: Float[Any, "*rounds cohort leaves"]
+    admitted: Bool[Any, "*rounds cohort"] | None
+    squares: Float[Any, "*rounds cohort leaves"] | None
+    finite: Bool[Any, "*rounds"] | None
     down: Float[Any, "*rounds"] | None
     up: Float[Any, "*rounds cohort"] | None
-    probes: Float[Any, "*rounds cohort numbers"] | None
+    probes: Float[Any, "*rounds compared numbers"] | None
+    client_step: str = eqx.field(static=True)
+    payload: Shapes = eqx.field(static=True)
+    message: Shapes = eqx.field(static=True)
+    asked: int = eqx.field(static=True)
 
     @property
     def factor(self) -> Any:
         """Return what the weights of the admitted are multiplied by: asked / admitted."""
-        return self.admitted.shape[-1] / self.admitted.sum(-1).clip(1)
+        return 1.0 if self.admitted is None else self.asked / self.admitted.sum(-1).clip(1)
 
 
 class Exchange(NamedTuple):

@@ -36,8 +36,8 @@ class ProgramCache:
         if key in self._programs:
             self._programs.move_to_end(key)
         else:
-            self._programs[key] = build()
-            if self._programs[key] is not None:
+            built = self._programs[key] = build()
+            if built is not None and not isinstance(built, bool):
                 self.compiled.append(name)
             if len(self._programs) > self._most:
                 self._programs.popitem(last=False)

@@ -10,6 +10,7 @@ their own is masked. Large steps, as of networks, have chunks of one client.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -46,7 +47,9 @@ _WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU
 _DEVICE_SHARE = 0.2  # of an accelerator's memory that a chunk may take
 
 
-class Clients(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Clients:
     """The clients of a simulated federation and the rules of every exchange, as inputs of programs.
 
     Attributes:
@@ -62,6 +65,8 @@ class Clients(eqx.Module):
         aggregators: how messages are combined, by channel.
         codecs: how messages are coded; None for not at all.
         detect: whether messages are compared.
+        checks: whether every reply is checked; otherwise all are added up, and the report says
+            whether all were finite.
         chunk: clients in a chunk; None for as many as the memory is good for.
         mesh: the devices that share the clients; None for one device.
         strategy: which steps are computed in two threads, see `in_lanes`.
@@ -79,6 +84,7 @@ class Clients(eqx.Module):
     aggregators: Point[Aggregator | None] = eqx.field(static=True)
     codecs: Codecs | None = eqx.field(static=True)
     detect: bool = eqx.field(static=True)
+    checks: bool = eqx.field(static=True)
     chunk: int | None = eqx.field(static=True)
     mesh: Mesh | None = eqx.field(static=True)
     strategy: Strategy = eqx.field(static=True)
@@ -98,8 +104,10 @@ class Clients(eqx.Module):
         return self.mesh is None and size > 1 and (large or self.strategy == "lanes")
 
 
-class Rows(eqx.Module):
-    """The inputs of an exchange that differ between clients, a row for each of the cohort.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The inputs of an exchange that differ between clients: a row for each, or the row of one.
 
     Attributes:
         position: in the cohort.
@@ -114,19 +122,21 @@ class Rows(eqx.Module):
         memory: what it remembers.
     """
 
-    position: Int[Any, " cohort"]
-    place: Int[Any, " cohort"]
-    id: Int[Any, " cohort"]
-    repeat: Int[Any, " cohort"]
-    weight: Float[Any, " cohort"]
-    replies: Bool[Any, " cohort"]
-    measured: Bool[Any, " cohort"] | None
+    position: Int[Any, "*cohort"]
+    place: Int[Any, "*cohort"]
+    id: Int[Any, "*cohort"]
+    repeat: Int[Any, "*cohort"]
+    weight: Float[Any, "*cohort"]
+    replies: Bool[Any, "*cohort"]
+    measured: Bool[Any, "*cohort"] | None
     plan: LocalPlan | None
     data: tuple[OwnSplit, OwnSplit] | None
     memory: PyTree
 
 
-class Job(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Job:
     """The clients' part of an exchange: what each of them receives and does.
 
     Attributes:
@@ -139,6 +149,7 @@ class Job(eqx.Module):
         rows: what differs between clients.
         codecs: how messages are coded; None for not at all.
         detect: whether numbers of the messages are kept for comparison.
+        checks: see `Clients`.
     """
 
     step: ClientStep
@@ -150,6 +161,7 @@ class Job(eqx.Module):
     rows: Rows
     codecs: Codecs | None = eqx.field(static=True)
     detect: bool = eqx.field(static=True)
+    checks: bool = eqx.field(static=True, default=True)
 
 
 class Results(NamedTuple):
@@ -157,19 +169,19 @@ class Results(NamedTuple):
 
     Attributes:
         messages: as they arrive, zero where they do not count; () where only the sum is wanted.
-        squares: squared norms of the messages, by leaf.
-        admitted: which messages passed the gate.
+        squares: squared norms of the messages, by leaf; None where they are not checked.
+        admitted: which messages passed the gate; None likewise.
         up: bytes of the coded messages; None without codecs.
         memory: what the clients remember if their messages count.
         probes: what is compared of the messages; None where nothing is.
     """
 
     messages: PyTree
-    squares: Float[Array, "cohort leaves"]
-    admitted: Bool[Array, " cohort"]
+    squares: Float[Array, "cohort leaves"] | None
+    admitted: Bool[Array, " cohort"] | None
     up: Float[Array, " cohort"] | None
     memory: PyTree
-    probes: Float[Array, "cohort numbers"] | None
+    probes: Float[Any, "compared numbers"] | None
 
 
 class Replies(NamedTuple):
@@ -186,13 +198,26 @@ class Replies(NamedTuple):
     cost: "Cost"
 
 
-class Opened(eqx.Module):
-    """An exchange before clients compute: their job, and what the report says of the request."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """An exchange before clients compute.
+
+    Attributes:
+        job: what clients do.
+        down: bytes of the coded payload; None without codecs.
+        work: ||a_i||_1, where messages are compared; else None.
+        payload: shapes of what each client receives.
+        aggregators: how messages are combined, by channel.
+        all_reply: whether no client can drop out.
+    """
 
     job: Job
-    payload: Shapes = eqx.field(static=True)
     down: Any
     work: Any
+    payload: Shapes = eqx.field(static=True)
+    aggregators: Point[Aggregator | None] = eqx.field(static=True)
+    all_reply: bool = eqx.field(static=True)
 
 
 def exchange(
@@ -229,7 +254,7 @@ def exchange(
     keep = stack or aggregation.needs_stack(clients.aggregators, replies.message)
     chunk = chunk_of(clients, replies.cost, len(cohort.ids))
     total, results = computed(now.job, replies, keep, chunk, clients.mesh)
-    return closed(clients, now, cohort.ids, total, results, stack, number)
+    return closed(now, cohort.ids, total, results, stack, number)
 
 
 def opened(
@@ -274,10 +299,10 @@ def opened(
     )
     job = Job(
         step, payload, key, clients.limit_of(step), plan if shared else None,
-        (clients.lower, clients.upper), rows, codecs, clients.detect,
+        (clients.lower, clients.upper), rows, codecs, clients.detect, clients.checks,
     )  # fmt: skip
     work = jnp.broadcast_to(jnp.asarray(plan.norm, float), size) if clients.detect else None
-    return Opened(job, sent, down, work)
+    return Opened(job, down, work, sent, clients.aggregators, clients.absence is None)
 
 
 def traced(job: Job) -> Replies:
@@ -344,7 +369,7 @@ def computed(
         mesh: the devices that share the clients; None for one device.
 
     Returns:
-        The weighted sum of the messages that count, () if they are kept, and the results of each.
+        The weighted sum of the messages that count, () if they are kept; the results of each.
     """
     if mesh is None:
         return lane(job, replies, keep, chunk)
@@ -356,15 +381,15 @@ def computed(
         return jnp.concatenate([a, jnp.repeat(a[-1:], missing, 0)]) if missing else a
 
     rows = jax.tree.map(padded, job.rows)
-    present = rows.replies & (np.arange(size + extra) < size)
-    rows = eqx.tree_at(lambda rows: rows.replies, rows, present)
+    present = np.arange(size + extra) < size
+    weight = jnp.where(present, rows.weight, 0.0)
+    rows = replace(rows, replies=rows.replies & present, weight=weight)
     each, every = PartitionSpec(AXIS), PartitionSpec()
-    rest = eqx.tree_at(lambda job: (job.rows, job.data), job, (None, None))
+    rest = replace(job, rows=None, data=None)
     arrays, static = eqx.partition(rest, eqx.is_array)
 
     def part(arrays: Any, rows: Rows) -> tuple[PyTree, Results]:
-        own = eqx.tree_at(lambda job: (job.rows, job.data), eqx.combine(arrays, static),
-                          (rows, None), is_leaf=lambda leaf: leaf is None)  # fmt: skip
+        own = replace(eqx.combine(arrays, static), rows=rows)
         total, results = lane(own, traced(own), keep, chunk)
         return jax.lax.psum(total, AXIS), results
 
@@ -390,6 +415,9 @@ def lane(
         chunk: clients computed side by side.
         part: (order, first, last) to run only the clients order[first:last], one by one, and leave
             zeros for the others.
+
+    Returns:
+        The weighted sum of the messages that count, () if they are kept; the results of each.
     """
     size, message = len(job.rows.position), replies.message
     probe = anomalies.probe_of(message, size) if job.detect else None
@@ -400,9 +428,11 @@ def lane(
             messages, after, up = jax.tree.map(lambda a: a[None], found)
         else:
             messages, after, up = jax.vmap(replies.one)(rows)
-        squares = jnp.where(rows.replies[:, None], jax.vmap(squared_norms)(messages), 0.0)
-        admitted = jax.vmap(within, (0, None))(squares, job.limit) & rows.replies
-        messages = jax.tree.map(partial(_zero_unless, admitted), messages)
+        squares = admitted = None
+        if job.checks:
+            squares = jnp.where(rows.replies[:, None], jax.vmap(squared_norms)(messages), 0.0)
+            admitted = jax.vmap(within, (0, None))(squares, job.limit) & rows.replies
+            messages = jax.tree.map(partial(_zero_unless, admitted), messages)
         total = () if keep else jax.tree.map(partial(_weighted, weights), messages)
         probes = None if probe is None else jax.vmap(partial(anomalies.take, probe))(messages)
         return total, Results(messages if keep else (), squares, admitted, up, after, probes)
@@ -435,7 +465,6 @@ def lane(
 
 
 def closed(
-    clients: Clients,
     now: Opened,
     ids: Int[Any, " cohort"],
     total: PyTree,
@@ -447,24 +476,33 @@ def closed(
     job, admitted, probes = now.job, results.admitted, results.probes
     if probes is not None:
         probes = probes[anomalies.window(len(ids), number)]
-    factor = len(ids) / jnp.maximum(1, jnp.sum(admitted)).astype(float)
+    factor, finite = 1.0, None
+    if admitted is None:
+        finite = jnp.isfinite(trees.squared_norm((total, results.messages)))
+    else:
+        factor = len(ids) / jnp.maximum(1, jnp.sum(admitted)).astype(float)
     kept = bool(jax.tree.leaves(results.messages))
     message = jax.tree.map(lambda a: a[0], results.messages) if kept else total
     if kept and not stack:
-        weights = jnp.where(admitted, factor * job.rows.weight, 0.0)
-        total = aggregation.combine(clients.aggregators, results.messages, weights)
+        weights = job.rows.weight
+        if admitted is not None:
+            weights = jnp.where(admitted, factor * weights, 0.0)
+        total = aggregation.combine(now.aggregators, results.messages, weights)
     else:
-        total = trees.scale(factor, results.messages if kept else total)
+        total = results.messages if kept else total
+        total = total if admitted is None else trees.scale(factor, total)
     report = ExchangeReport(
         client_step=job.step.__name__,
         payload=now.payload,
         message=Shapes.of(message),
-        ids=ids,
+        asked=len(ids),
+        ids=ids if job.checks else None,
         weights=job.rows.weight if job.detect else None,
         work=now.work,
-        replied=None if clients.absence is None else job.rows.replies,
+        replied=None if now.all_reply else job.rows.replies,
         admitted=admitted,
         squares=results.squares,
+        finite=finite,
         down=now.down,
         up=results.up,
         probes=probes,
@@ -472,7 +510,7 @@ def closed(
     return total, results.memory, report
 
 
-def _zero_unless(mask: Bool[Array, " k"], rows: Float[Array, "k ..."]) -> Float[Array, "k ..."]:
+def _zero_unless(mask: Bool[Any, " k"], rows: Float[Any, "k ..."]) -> Float[Array, "k ..."]:
     return jnp.where(mask.reshape(-1, *[1] * (rows.ndim - 1)), rows, jnp.zeros_like(rows))
 
 
@@ -522,7 +560,10 @@ def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:
 def form(tree: PyTree) -> PyTree:
     """Return structure, shapes and dtypes of a tree, as a hashable value."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    return structure, tuple(
+        (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (np.shape(leaf), type(leaf))
+        for leaf in leaves
+    )
 
 
 def slice_for(payload: PyTree, position: Scalar) -> PyTree:

@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,8 +217,11 @@ class Rounds:
         if engine.detect_anomalies and number.size:
             look = anomalies.looks_at(number)
         for e, report in enumerate(outcome.reports):
-            look[:, e] |= ~report.admitted.all(1)
-            replied = np.ones_like(report.admitted) if report.replied is None else report.replied
+            if report.admitted is not None:
+                look[:, e] |= ~report.admitted.all(1)
+            replied = report.replied
+            if replied is None:
+                replied = np.ones((done, report.asked), bool)
             coded = None
             if report.up is not None and report.down is not None and engine.codecs is not None:
                 down = replied.shape[1] * float((report.down.astype(float) + REQUEST_BYTES).sum())
@@ -272,9 +276,16 @@ def _inputs(
     limits: np.ndarray,
     every: int,
 ) -> Inputs:
-    """Return the inputs of the program; arguments as of `Rounds.run`."""
+    """Return the inputs of the program; arguments as of `Rounds.run`.
+
+    Where only replies that are not finite are rejected, none is checked: a round whose sum is not
+    finite is repeated on the host.
+    """
+    clients = engine.clients(limit_of(engine.gate))
+    if clients.limit == np.inf and clients.absence is None and not clients.detect:
+        clients = replace(clients, checks=False)
     return Inputs(
-        method.numbers, engine.clients(limit_of(engine.gate)), state, engine.client_memory, root,
+        method.numbers, clients, state, engine.client_memory, root,
         np.int32(engine.ledger.total.rounds + 1), np.int32(first),
         np.int32(max(1, engine.gate.min_replies)), np.asarray(limits, jnp.result_type(float)),
         np.int32(every),
@@ -318,7 +329,10 @@ def _rounds(
         norms = norms_of(method.point(after))
         usual = jnp.all(norms <= given.limits * jnp.square(t.astype(norms.dtype)))
         for report in tape.reports:
-            usual &= jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
+            if report.admitted is None:
+                usual &= report.finite & (report.asked >= given.fewest)
+            else:
+                usual &= jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
         measured: PyTree = ()
         if sums:
             due, like = (t % given.every == 0) | (t == 1), jax.eval_shape(measure, sums)
@@ -337,9 +351,9 @@ def _rounds(
 
     def body(carry: PyTree) -> PyTree:
         k, _, at, _, notes = carry
-        found = once(k, *jax.tree.leaves(at))
+        found = map(jnp.asarray, once(k, *jax.tree.leaves(at)))
         at, usual, norms, found = jax.tree.unflatten(jax.tree.structure(like), found)
-        notes = jax.tree.map(lambda rows, row: rows.at[k].set(row), notes, found)
+        notes = jax.tree.map(partial(_put, k), notes, found)
         return k + usual.astype(jnp.int32), usual, at, norms, notes
 
     carry = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), rows
@@ -347,6 +361,10 @@ def _rounds(
         lambda carry: (carry[0] < count) & carry[1], body, carry
     )
     return (state, memory), k, norms, notes
+
+
+def _put(k: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
+    return rows.at[k.astype(jnp.uint32)].set(row, mode="promise_in_bounds")
 
 
 def _with_residuals(tape: Tape, channels: Any) -> tuple[Any, dict[str, PyTree]]:

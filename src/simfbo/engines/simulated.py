@@ -11,7 +11,6 @@ how long it takes, so it is the same in every run.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from operator import is_not
 from typing import Any, final
 
@@ -138,7 +137,7 @@ class SimulatedFederation(Engine):
             self._clients = given, Clients(
                 lower, upper, np.asarray(self.data.p), np.asarray(self.data.ids), sampler, work,
                 absence, limit, start, self.aggregators, self.codecs, self.detect_anomalies,
-                self.chunk, self.mesh, self.strategy,
+                True, self.chunk, self.mesh, self.strategy,
             )  # fmt: skip
         return self._clients[1]
 
@@ -163,21 +162,22 @@ class SimulatedFederation(Engine):
             cohort = Cohort(everyone if complete else ids, weights)
             return exchange(clients, own, payload, cohort, key, memory, call.stack, number)
 
-        def build() -> Callable[..., Any] | None:
+        def build() -> Callable[..., Any] | bool:
             try:
                 return jax.jit(run).lower(*leaves).compile()
-            except NeedsHost:
-                return None
+            except NeedsHost:  # two threads; whether they keep messages one by one
+                return self.stacks(call, self.message_of(call))
 
         key = structure, step.structure, call.stack, complete, form(leaves)
-        if (program := PROGRAMS.get(call.name, key, build)) is None:
-            found, memory, report = self._in_lanes(call, inputs)
+        program = PROGRAMS.get(call.name, key, build)
+        if isinstance(program, bool):
+            found, memory, report = self._in_lanes(call, inputs, program)
         else:
             found, memory, report = program(*leaves)
         return found, exchange_of(report, number, rules, self.codecs, memory)
 
     def _in_lanes(
-        self, call: Call, inputs: tuple[Any, ...]
+        self, call: Call, inputs: tuple[Any, ...], keep: bool
     ) -> tuple[PyTree, PyTree, ExchangeReport]:
         """Run an exchange in two threads."""
         clients, _, payload, ids, *rest, number = inputs
@@ -191,9 +191,9 @@ class SimulatedFederation(Engine):
                 rows, measured=np.isin(np.arange(len(ids)), present[turn[: len(present)]])
             )
         job = replace(now.job, step=step, data=(clients.lower, clients.upper), rows=rows)
-        keep = self.stacks(call, self.message_of(call))
-        found = in_lanes(job, keep)
-        return _closed(clients, replace(now, job=job), ids, *found, number, stack=call.stack)
+        sums, results = in_lanes(job, keep)
+        own = replace(job, payload=None, data=None, rows=replace(rows, data=None, memory=None))
+        return _closed(replace(now, job=own), ids, sums, results, call.stack, number)
 
 
 @jax.jit
@@ -204,17 +204,7 @@ def _opened(
     return replace(now, job=replace(now.job, step=None, data=(None, None)))
 
 
-@partial(jax.jit, static_argnames="stack")
-def _closed(
-    clients: Clients,
-    now: Opened,
-    ids: Any,
-    total: PyTree,
-    results: Results,
-    number: Any,
-    stack: bool,
-) -> tuple[PyTree, PyTree, ExchangeReport]:
-    return closed(clients, now, ids, total, results, stack, number)
+_closed = jax.jit(closed, static_argnums=4)
 
 
 def in_lanes(job: Job, keep: bool) -> tuple[PyTree, Results]:
