@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jaxtyping import install_import_hook
 
 # Docstrings' examples of simfbo.torch run where PyTorch is installed.
 collect_ignore_glob = [] if find_spec("torch") else ["src/simfbo/torch/*"]
@@ -28,6 +29,9 @@ jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# From here on the shapes in annotations are checked, and those of the fields of dataclasses.
+_CHECKED = [f"simfbo.{room}" for room in ("core", "engines", "algorithms", "robust")]
+install_import_hook(_CHECKED, "shapes.check")
 from simfbo.engines import compile_cache  # noqa: E402
 
 # It would move the cache to the user's folder, for all tests that follow in the same process.

@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
 
-from simfbo.core.keys import Purpose, client_key, host_rng, secret_key, seed_rng
+from simfbo.core.keys import Purpose, client_key, host_rng, secret_key, seed_rng, uniform
 
 FROZEN = {
     "LOCAL_STEPS": 2,
@@ -85,3 +87,8 @@ def test_noise_shares_no_key_with_a_client():
     theirs = {words(client_key(key, client, repeat)) for client in range(30) for repeat in range(3)}
     assert len(own) == 3
     assert not own & theirs
+
+
+def test_shapes_and_kinds_of_arrays_are_checked_in_tests():
+    with pytest.raises(TypeCheckError):
+        uniform(jax.random.key(0), Purpose.DROP_OUT, np.zeros(3))
