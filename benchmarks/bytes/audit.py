@@ -43,8 +43,8 @@ def audit(config):
     for t in range(ROUNDS):
         key = jax.random.fold_in(jax.random.key(SEED), t)
         cohort, at = plain.cohort(key), Point(state.x, state.y, state.v)
-        payload, _, octets = deliver(coded, at, federation.start, key)
-        real += len(cohort.ids) * (octets + REQUEST_BYTES)
+        payload, _, encoded_bytes = deliver(coded, at, federation.start, key)
+        real += len(cohort.ids) * (encoded_bytes + REQUEST_BYTES)
         messages = plain.gather(step, payload, cohort, key)
         arrived = federation.gather(step, at, cohort, key)
         for j, i in enumerate(cohort.ids.tolist()):

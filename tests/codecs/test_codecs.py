@@ -139,10 +139,10 @@ class TestDithered:
         data = codec.encode(z, KEY)
         found = codec.decode(data, KEY, z)
         assert abs(found - z).max() <= 0.5e-4 * 3 / 100_000**0.5 + 1e-6
-        twin, octets = laws._twin(codec, z, KEY)
+        twin, encoded_bytes = laws._twin(codec, z, KEY)
         np.testing.assert_array_equal(twin, found)
         if ranged:
-            assert float(octets) + 4 + 3 == len(data) == 400_000 + 8
+            assert float(encoded_bytes) + 4 + 3 == len(data) == 400_000 + 8
 
 
 def test_random_subset_is_unbiased_exactly():
@@ -312,7 +312,7 @@ class TestMessages:
         found = decode_message(self.BOTH, data, KEY, self.MESSAGE)
         assert found[1] == 7
         jax.tree.map(np.testing.assert_array_equal, coded.tree, found)
-        assert float(coded.weigh()) == pytest.approx(len(data), abs=4)
+        assert float(coded.count_bytes()) == pytest.approx(len(data), abs=4)
 
     def test_payloads_are_coded_by_place_and_relative_to_the_start(self):
         start = Point(np.full(50, 100.0, np.float32), np.zeros(2, np.float32))
@@ -326,7 +326,9 @@ class TestMessages:
         jax.tree.map(np.testing.assert_array_equal, coded.tree, found)
         assert abs(found[0] - payload[0]).max() < 0.25  # of the change, not of the hundred
         assert isinstance(found[2], PerClient)
-        assert float(coded.weigh()) == pytest.approx(len(data) + 8, abs=4)  # two numbers a client
+        assert float(coded.count_bytes()) == pytest.approx(
+            len(data) + 8, abs=4
+        )  # two numbers a client
 
     def test_whole_numbers_and_plain_ones_travel_as_they_are(self):
         both = Codecs(down=Point(codecs.dithered(2.0), codecs.dithered(2.0)))

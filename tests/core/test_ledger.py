@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from simfbo.core.exchange import Octets
+from simfbo.core.exchange import EncodedBytes
 from simfbo.core.ledger import Ledger, PerClient, Traffic
 from simfbo.core.problem import Point
 
@@ -57,6 +57,6 @@ def test_bytes_are_counted_by_channel():
     assert ledger.by_channel == {"x": 8 * (6 + 3), "y": 8 * 4, "v": 8 * (10 + 5),
                                  "other": 8 * (2 + 14 + 1)}  # fmt: skip
     assert sum(ledger.by_channel.values()) == ledger.total.bytes_down + ledger.total.bytes_up
-    ledger.record("step", 2, 1, down, up, coded=Octets(down=10.0, up=7.0))
+    ledger.record("step", 2, 1, down, up, coded=EncodedBytes(down=10.0, up=7.0))
     assert ledger.by_channel["coded"] == 17
     assert sum(ledger.by_channel.values()) == ledger.total.bytes_down + ledger.total.bytes_up

@@ -12,7 +12,7 @@ from simfbo.core.keys import keyed
 from simfbo.core.local_work import fixed
 from simfbo.core.method import as_module
 from simfbo.core.sampling import Cohort
-from simfbo.engines.exchange import chunk_of, cost_of, opened, traced
+from simfbo.engines.exchange import chunk_of, cost_of, prepare_exchange, trace_reply
 from simfbo.tasks import quadratic
 
 N, KEY = 7, jax.random.key(2)
@@ -144,9 +144,9 @@ def test_large_steps_run_in_lanes_unless_there_is_one_client():
 
     def layout(step, size):
         cohort = Cohort(np.arange(size), np.ones(size))
-        now = opened(clients, as_module(step), jnp.ones(1), cohort, KEY, None)
-        cost = traced(now.job).cost
-        return clients.in_lanes(cost, size), chunk_of(clients, cost, size)
+        now = prepare_exchange(clients, as_module(step), jnp.ones(1), cohort, KEY, None)
+        cost = trace_reply(now.job).cost
+        return clients.uses_threads(cost, size), chunk_of(clients, cost, size)
 
     assert layout(wide, 2) == (True, 1)
     assert layout(wide, 1) == (False, 1)

@@ -22,7 +22,7 @@ from simfbo import (
 )
 from simfbo.codecs.messages import REQUEST_BYTES, Codecs
 from simfbo.core import sampling
-from simfbo.core.exchange import Octets, Reason
+from simfbo.core.exchange import EncodedBytes, Reason
 from simfbo.core.gate import Reply
 from simfbo.core.ledger import Traffic
 from simfbo.engines import simulated
@@ -218,15 +218,17 @@ class TestBytes:
     def test_a_sample_of_clients_stands_for_all_and_says_how_exact_that_is(self):
         found = estimated(np.array([90.0, np.nan, 110.0, np.nan]), 4, 400.0, True)
         # Two of four: variance of the sum 4^2 (1 - 2/4) 200 / 2.
-        assert found == Octets(400.0, 400.0, 800.0, 800.0)
+        assert found == EncodedBytes(400.0, 400.0, 800.0, 800.0)
         traffic = Traffic(1, 0, 0, 400, 400, 800, 800.0)
         assert traffic.uncertainty == pytest.approx((0.005 * 800 + 2 * 800**0.5) / 800)
-        assert estimated(np.array([90.0, 110.0]), 2, 50.0, False) == Octets(50.0, 200.0)
+        assert estimated(np.array([90.0, 110.0]), 2, 50.0, False) == EncodedBytes(50.0, 200.0)
         assert Traffic().uncertainty == 0.0
 
     def test_two_clients_of_a_large_cohort_are_weighed_others_every_time(self, monkeypatch):
-        jobs, in_lanes = [], simulated.in_lanes
-        monkeypatch.setattr(simulated, "in_lanes", lambda *a: jobs.append(a[0]) or in_lanes(*a))
+        jobs, threads = [], simulated.run_in_threads
+        monkeypatch.setattr(
+            simulated, "run_in_threads", lambda *a: jobs.append(a[0]) or threads(*a)
+        )
         task = quadratic(clients=30)
         federation = SimulatedFederation(task.data, codecs=CODED, strategy="lanes")
         federation.start, method = Point(task.x0, task.y0), algorithms.simfbo(task.problem, STEPS)

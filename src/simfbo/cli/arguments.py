@@ -57,11 +57,11 @@ def _whole(text: str) -> int:
         raise
 
 
-def octets(text: str) -> int:
+def encoded_bytes(text: str) -> int:
     """Read a number of bytes, with or without a unit.
 
     Example:
-        >>> octets("1.5MB"), octets("2000")
+        >>> encoded_bytes("1.5MB"), encoded_bytes("2000")
         (1500000, 2000)
     """
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kMGT]?)B?", text.strip())

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--budget", type=arguments.whole, default=20_000, metavar="B",
         help="exchanges for all trials together (default 20,000)")  # fmt: skip
-    add("--budget-bytes", type=arguments.octets, metavar="B",
+    add("--budget-bytes", type=arguments.encoded_bytes, metavar="B",
         help="bytes for all trials together, such as 500MB, in place of exchanges")  # fmt: skip
     add("--trials", type=arguments.whole, default=27, metavar="N",
         help="number of trials in the first stage (default 27)")  # fmt: skip

@@ -87,7 +87,7 @@ def eden(bits: int) -> Codec:
         scales = jnp.asarray(symbols.scales)[:, None]
         return settled(back * scales).reshape(-1)[:count].reshape(shape)
 
-    def octets(shape: Shape) -> int:
+    def encoded_bytes(shape: Shape) -> int:
         if math.prod(shape) < _FEWEST:
             return 4 * math.prod(shape)
         blocks, size = _layout(int(np.prod(shape)))
@@ -103,7 +103,7 @@ def eden(bits: int) -> Codec:
         if math.prod(shape) < _FEWEST:
             return floats(data, shape)
         blocks, size = _layout(int(np.prod(shape)))
-        if len(data) != octets(shape):
+        if len(data) != encoded_bytes(shape):
             raise BadMessage(f"{len(data)} bytes for {blocks} blocks of {size}")
         scales = np.frombuffer(data[: 4 * blocks], "<f4").astype(np.float32)
         nearest = unpacked(data[4 * blocks :], blocks * size, bits)
@@ -112,7 +112,7 @@ def eden(bits: int) -> Codec:
     name = f"eden({bits})"
     return Codec(
         name, True, _VARIANCE[bits], True, quantise, restore, pack, unpack,
-        lambda leaf, symbols, key: float(octets(leaf.shape)),
+        lambda leaf, symbols, key: float(encoded_bytes(leaf.shape)),
     )  # fmt: skip
 
 

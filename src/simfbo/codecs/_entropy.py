@@ -218,10 +218,10 @@ def packed(numbers: np.ndarray, width: int) -> bytes:
 def unpacked(data: bytes, count: int, width: int) -> np.ndarray:
     """Return the numbers that were packed; the inverse of `packed`."""
     found = np.zeros(count, np.int64)
-    octets = np.frombuffer(data, np.uint8)
+    encoded_bytes = np.frombuffer(data, np.uint8)
     for at in range(0, count, _CHUNK):
         some = min(_CHUNK, count - at)
-        part = octets[at * width // 8 :][: -(-some * width // 8)]
+        part = encoded_bytes[at * width // 8 :][: -(-some * width // 8)]
         bits = np.unpackbits(part, bitorder="little")[: some * width].reshape(some, width)
         found[at : at + some] = bits @ (1 << np.arange(width, dtype=np.int64))
     return found

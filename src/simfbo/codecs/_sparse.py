@@ -82,7 +82,7 @@ def top_k(share: float) -> Codec:
     def width(shape: Shape) -> int:
         return max(1, (int(np.prod(shape)) - 1).bit_length())
 
-    def octets(shape: Shape) -> int:
+    def encoded_bytes(shape: Shape) -> int:
         return 2 * count(shape) + -(-count(shape) * width(shape) // 8)
 
     def quantise(leaf: jax.Array, key: jax.Array) -> Largest:
@@ -102,7 +102,7 @@ def top_k(share: float) -> Codec:
 
     def unpack(data: bytes, key: jax.Array, shape: Shape) -> Largest:
         k, bits = count(shape), width(shape)
-        if len(data) != octets(shape):
+        if len(data) != encoded_bytes(shape):
             raise BadMessage(f"{len(data)} bytes for the {k} largest numbers")
         values = np.frombuffer(data[: 2 * k], "<u2").astype(np.uint16)
         places = unpacked(data[2 * k :], k, bits)
@@ -113,7 +113,7 @@ def top_k(share: float) -> Codec:
     name = f"top_k({share:g})"
     return Codec(
         name, False, None, True, quantise, restore, pack, unpack,
-        lambda leaf, symbols, key: float(octets(leaf.shape)),
+        lambda leaf, symbols, key: float(encoded_bytes(leaf.shape)),
     )  # fmt: skip
 
 

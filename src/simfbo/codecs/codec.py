@@ -124,11 +124,11 @@ def received(
     found = codec.restore(symbols, key, leaf.shape)
     finite = _is_finite(narrow)
 
-    def weigh() -> jax.Array:
+    def count_bytes() -> jax.Array:
         size = jnp.asarray(codec.size(narrow, symbols, key), float)
         return jnp.where(finite, 1 + jnp.minimum(size, 4.0 * leaf.size), 1.0)
 
-    return jnp.where(finite, found, jnp.nan).astype(leaf.dtype), weigh
+    return jnp.where(finite, found, jnp.nan).astype(leaf.dtype), count_bytes
 
 
 def _is_finite(leaf: jax.Array) -> jax.Array:
@@ -237,6 +237,10 @@ def unframed(data: bytes, count: int) -> list[bytes]:
     return parts
 
 
-def frame_size(octets: Any) -> Any:
+def frame_size(encoded_bytes: Any) -> Any:
     """Return the bytes of a part of a frame, with its length, in JAX."""
-    return octets + sum((octets >= 2.0**bits).astype(octets.dtype) for bits in (7, 14, 21)) + 1
+    return (
+        encoded_bytes
+        + sum((encoded_bytes >= 2.0**bits).astype(encoded_bytes.dtype) for bits in (7, 14, 21))
+        + 1
+    )

@@ -49,8 +49,8 @@ def _examples() -> dict[str, np.ndarray]:
 @partial(jax.jit, static_argnums=0)
 def _twin(codec: Codec, z: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return what a simulation computes of a message, and its bytes."""
-    found, weigh = received(codec, z, leaf_key(key, 0))
-    return found, weigh()
+    found, count_bytes = received(codec, z, leaf_key(key, 0))
+    return found, count_bytes()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -117,8 +117,8 @@ def size_gap(codec: Codec) -> float:
     key, worst = jax.random.key(4), 0.0
     for z in _examples().values():
         real = len(codec.encode(z, key)) - 4
-        octets = float(_twin(codec, z, key)[1])
-        framed = octets + sum(octets >= 2**bits for bits in (7, 14, 21)) + 1
+        encoded_bytes = float(_twin(codec, z, key)[1])
+        framed = encoded_bytes + sum(encoded_bytes >= 2**bits for bits in (7, 14, 21)) + 1
         gap = abs(framed - real)
         worst = max(worst, gap if codec.exact_size else gap / max(real, 1000))
     return worst

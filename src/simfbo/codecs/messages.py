@@ -71,7 +71,7 @@ class Coded(NamedTuple):
     """What arrives of a tree, and what computes in how many bytes."""
 
     tree: PyTree
-    weigh: Callable[[], jax.Array]
+    count_bytes: Callable[[], jax.Array]
 
 
 def relative_to_start(codec: Codec) -> Codec:
@@ -228,12 +228,12 @@ def _coded(codecs: list[Codec | None], tree: PyTree, key: jax.Array) -> Coded:
         elif codec is None:
             rest += len(varint(_width(leaf) * leaf.size)) + _width(leaf) * leaf.size
         else:
-            leaf, weigh = received(codec, jnp.asarray(leaf), leaf_key(key, j))
-            coded.append(weigh)
+            leaf, count_bytes = received(codec, jnp.asarray(leaf), leaf_key(key, j))
+            coded.append(count_bytes)
         found.append(leaf)
 
     def weigh_all() -> jax.Array:
-        return sum((frame_size(weigh()) for weigh in coded), jnp.full((), rest))
+        return sum((frame_size(count_bytes()) for count_bytes in coded), jnp.full((), rest))
 
     return Coded(jax.tree.unflatten(structure, found), weigh_all)
 

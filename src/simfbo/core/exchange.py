@@ -59,7 +59,7 @@ _TEXTS = {
 }
 
 
-class Octets(NamedTuple):
+class EncodedBytes(NamedTuple):
     """How many bytes coded messages have, added over all clients.
 
     Attributes:
@@ -207,7 +207,7 @@ class Exchange(NamedTuple):
     refusals: list[Refusal]
     probed: Probed | None = None
     memory: PyTree = None
-    coded: Octets | None = None
+    coded: EncodedBytes | None = None
     weights: Float[np.ndarray, " cohort"] | None = None
     work: Float[np.ndarray, " cohort"] | None = None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from simfbo.core.exchange import EVALUATION, Octets
+from simfbo.core.exchange import EVALUATION, EncodedBytes
 from simfbo.core.problem import CHANNELS, PyTree, channel
 
 
@@ -101,7 +101,7 @@ class Ledger:
         down: PyTree,
         up: PyTree,
         exchanges: int = 1,
-        coded: Octets | None = None,
+        coded: EncodedBytes | None = None,
     ) -> None:
         """Count exchanges of one kind.
 
@@ -117,18 +117,18 @@ class Ledger:
         sizes_down, sizes_up = _sizes(down, asked, exchanges), _sizes(up, replied, exchanges)
         floats_down, bytes_down = map(sum, zip((0, 0), *sizes_down, strict=True))
         floats_up, bytes_up = map(sum, zip((0, 0), *sizes_up, strict=True))
-        sent = Octets(bytes_down, bytes_up) if coded is None else coded
+        sent = EncodedBytes(bytes_down, bytes_up) if coded is None else coded
         whole = round(sent.down), round(sent.up), round(sent.estimated)
         parts = zip([*payload_channels(down), *_message_channels(up)], [*sizes_down, *sizes_up],
                     strict=True)  # fmt: skip
-        counted = [(name or "other", octets) for name, (_, octets) in parts]
+        counted = [(name or "other", encoded_bytes) for name, (_, encoded_bytes) in parts]
         exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
         if client_step == EVALUATION:
             return
         self.total = self.total.plus(exchange)
-        for name, octets in counted if coded is None else [("coded", whole[0] + whole[1])]:
-            self.by_channel[name] = self.by_channel.get(name, 0) + octets
+        for name, encoded_bytes in counted if coded is None else [("coded", whole[0] + whole[1])]:
+            self.by_channel[name] = self.by_channel.get(name, 0) + encoded_bytes
 
 
 def is_per_client(part: PyTree) -> bool:

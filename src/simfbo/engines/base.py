@@ -14,9 +14,9 @@ from simfbo.core import gate, keys, memory, trees
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import (
     EVALUATION,
+    EncodedBytes,
     Exchange,
     ExchangeReport,
-    Octets,
     Probed,
     Reason,
     Refusal,
@@ -39,7 +39,7 @@ from simfbo.core.sampling import (
     everyone,
 )
 from simfbo.engines.compile_cache import TRACES
-from simfbo.engines.exchange import answer, combined, form, slice_for
+from simfbo.engines.exchange import combined, form, run_client_step, slice_for
 from simfbo.errors import TooFewReplies, UserError, brief
 from simfbo.privacy import clipped_again
 from simfbo.robust import anomalies
@@ -326,7 +326,7 @@ class Engine(ABC):
         """Return an abstract message of a client step."""
 
         def reply(step: ClientStep, payload: PyTree, client: Client) -> PyTree:
-            return answer(step, slice_for(payload, 0), client)[0]
+            return run_client_step(step, slice_for(payload, 0), client)[0]
 
         parts, plan = Parts.of(call.step), self.plan(call.key, call.cohort.ids)[0]
         client = Client(self.data.client(0), plan, call.key, self.memory_like)
@@ -382,9 +382,9 @@ def exchange_of(
         widths = anomalies.probe_of(request.like, len(admitted)).widths
         probed = Probed(np.asarray(report.probes, float), widths)
     if codecs is not None and report.up is not None:
-        octets = np.where(replied, np.asarray(report.up, float), np.nan)
+        encoded_bytes = np.where(replied, np.asarray(report.up, float), np.nan)
         down = len(replied) * (float(np.asarray(report.down)) + REQUEST_BYTES)
-        coded = estimated(octets, int(replied.sum()), down, not codecs.exact_size)
+        coded = estimated(encoded_bytes, int(replied.sum()), down, not codecs.exact_size)
     weights, work = (None if a is None else np.asarray(a, float)
                      for a in (report.weights, report.work))  # fmt: skip
     return Exchange(request, admitted, squares, refusals, probed, memory, coded, weights,
@@ -397,22 +397,22 @@ def code_key(key: jax.Array, ids: np.ndarray, position: int) -> jax.Array:
     return keys.client_key(up_key(key), int(ids[position]), repeat)
 
 
-def estimated(octets: np.ndarray, replied: int, down: float, computed: bool) -> Octets:
+def estimated(encoded_bytes: np.ndarray, replied: int, down: float, computed: bool) -> EncodedBytes:
     """Return the bytes of an exchange, of which some clients' messages were measured.
 
     Args:
-        octets: by position; not a number where they are unknown.
+        encoded_bytes: by position; not a number where they are unknown.
         replied: clients that replied.
         down: bytes of the payloads.
         computed: whether bytes are lengths of codes rather than counted.
     """
-    known = octets[np.isfinite(octets)]
+    known = encoded_bytes[np.isfinite(encoded_bytes)]
     up = replied * float(known.mean()) if len(known) else 0.0
     variance = 0.0
     if 1 < len(known) < replied:  # of a sample without replacement
         variance = replied**2 * (1 - len(known) / replied) * float(known.var(ddof=1)) / len(known)
     some = computed or len(known) < replied
-    return Octets(down, up, down * computed + up * some, variance)
+    return EncodedBytes(down, up, down * computed + up * some, variance)
 
 
 def _require_kinds(data: Any, sampler: Any, local_work: Any, gate: Any, codecs: Any) -> None:

@@ -27,7 +27,7 @@ from simfbo.core.method import Method
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import as_arrays
 from simfbo.engines.base import Call, Engine, code_key, estimated
-from simfbo.engines.exchange import answer, slice_for, zeros_for
+from simfbo.engines.exchange import run_client_step, slice_for, zeros_for
 from simfbo.errors import ClientError, UserError
 from simfbo.robust.anomalies import probed
 
@@ -76,10 +76,10 @@ class DebugFederation(Engine):
         admitted = np.array([message is not None for message in found])
         coded = None
         if codecs is not None:  # whatever arrived, decoded or not
-            octets = [len(one.arrays) for one in arrived if _is_coded(one)]
+            encoded_bytes = [len(one.arrays) for one in arrived if _is_coded(one)]
             replied = len(ids) - sum(refusal.reason.silent for refusal in refusals)
             down = len(ids) * (down + REQUEST_BYTES)
-            coded = estimated(np.array(octets, float), replied, down, False)
+            coded = estimated(np.array(encoded_bytes, float), replied, down, False)
         exchange = Exchange(
             request, admitted, squares, refusals,
             probed(found, request) if self.detect_anomalies else None,
@@ -104,7 +104,7 @@ def _answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[P
     """Run a client step, and name the client where it fails."""
     try:
         with jax.disable_jit():
-            return answer(client_step, payload, client)
+            return run_client_step(client_step, payload, client)
     except Exception as failure:
         error = failure.__cause__ if isinstance(failure, UserError) else failure
         if error is None:
@@ -127,8 +127,8 @@ class CountingFederation(Engine):
             payload, key = jax.tree.map(jnp.asarray, call.payload), call.key
             nowhere = [None] * len(jax.tree.leaves(payload, is_leaf=is_per_client))
             sent = code_payload(codecs, _normal(payload, key), nowhere, key)
-            down = size * (float(sent.weigh()) + REQUEST_BYTES)
-            up = float(code_message(codecs, _normal(like, key), key).weigh())
+            down = size * (float(sent.count_bytes()) + REQUEST_BYTES)
+            up = float(code_message(codecs, _normal(like, key), key).count_bytes())
             coded = estimated(np.full(size, up), size, down, not codecs.exact_size)
         squares = np.zeros((size, len(jax.tree.leaves(like))))
         exchange = Exchange(self.request(call, like), np.ones(size, bool), squares, [], coded=coded)

@@ -1,11 +1,13 @@
-"""One exchange with clients on this machine: the only place where their client steps run.
+"""One exchange with clients on this machine: the only place where client steps run.
 
-    exchange    draw local work and drop-outs (opened), run the clients (computed), combine (closed)
+    prepare_exchange    draw local work and drop-outs, code the payload
+    run_clients         run the client step on the cohort, in chunks
+    finish_exchange     combine the messages, write the report
 
-It runs in a compiled program of its own, or inside the trace of many rounds (`rounds`). Clients are
-computed in chunks, one after the other; a chunk is computed side by side by `vmap`. Within a chunk
-every client takes as many local steps as the one with the most, and what the others compute beyond
-their own is masked. Large steps, as of networks, have chunks of one client.
+`exchange` runs the three in a compiled program of its own, or in the trace of many rounds
+(`rounds`). `vmap` runs the clients of a chunk side by side: all of them take as many local steps as
+the client with the most, and the surplus steps are masked. Large steps, such as those of networks,
+run one client at a time.
 """
 
 import math
@@ -69,7 +71,7 @@ class Clients:
             whether all were finite.
         chunk: clients in a chunk; None for as many as the memory is good for.
         mesh: the devices that share the clients; None for one device.
-        strategy: which steps are computed in two threads, see `in_lanes`.
+        strategy: which steps are computed in two threads, see `uses_threads`.
     """
 
     lower: Split | OwnSplit
@@ -98,7 +100,7 @@ class Clients:
         """Return the largest norm of the messages of a step; those of an evaluation are finite."""
         return np.inf if step.__name__ == EVALUATION else self.limit
 
-    def in_lanes(self, cost: "Cost", size: int) -> bool:
+    def uses_threads(self, cost: "Cost", size: int) -> bool:
         """Return whether a cohort is computed in two threads rather than in one program."""
         large = self.strategy == "auto" and is_large(cost)
         return self.mesh is None and size > 1 and (large or self.strategy == "lanes")
@@ -184,7 +186,7 @@ class Results(NamedTuple):
     probes: Float[Any, "compared numbers"] | None
 
 
-class Replies(NamedTuple):
+class TracedReply(NamedTuple):
     """How to compute the reply of one client, traced once.
 
     Attributes:
@@ -200,7 +202,7 @@ class Replies(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Opened:
+class PreparedExchange:
     """An exchange before clients compute.
 
     Attributes:
@@ -247,32 +249,32 @@ def exchange(
     Returns:
         The sum or stack; the memory of the cohort afterwards; the report.
     """
-    now = opened(clients, step, payload, cohort, key, memory)
-    replies = traced(now.job)
-    if clients.in_lanes(replies.cost, len(cohort.ids)):
+    now = prepare_exchange(clients, step, payload, cohort, key, memory)
+    replies = trace_reply(now.job)
+    if clients.uses_threads(replies.cost, len(cohort.ids)):
         raise NeedsHost
     keep = stack or aggregation.needs_stack(clients.aggregators, replies.message)
     chunk = chunk_of(clients, replies.cost, len(cohort.ids))
-    total, results = computed(now.job, replies, keep, chunk, clients.mesh)
-    return closed(now, cohort.ids, total, results, stack, number)
+    total, results = run_clients(now.job, replies, keep, chunk, clients.mesh)
+    return finish_exchange(now, cohort.ids, total, results, stack, number)
 
 
-def opened(
+def prepare_exchange(
     clients: Clients,
     step: ClientStep,
     payload: PyTree,
     cohort: Cohort,
     key: Key[Array, ""],
     memory: PyTree,
-) -> Opened:
-    """Draw local work and drop-outs, and code the payload; arguments as of `exchange`."""
+) -> PreparedExchange:
+    """Draw local work and drop-outs, and code the payload; see `exchange` for the arguments."""
     payload, places, size = jax.tree.map(jnp.asarray, payload), cohort.ids, len(cohort.ids)
     sent, down = Shapes.of(payload), None
     codecs = None if is_uncoded(step) else clients.codecs
     if codecs is not None:
         coded = code_payload(codecs, payload, start_of(codecs, payload, clients.start),
                              down_key(key))  # fmt: skip
-        payload, down = coded.tree, coded.weigh()
+        payload, down = coded.tree, coded.count_bytes()
     plan = clients.work.plan(key, places)
     shared, here = jnp.ndim(plan.tau) == 0, jnp.asarray(places)
     replies = jnp.ones(size, bool)
@@ -302,11 +304,11 @@ def opened(
         (clients.lower, clients.upper), rows, codecs, clients.detect, clients.checks,
     )  # fmt: skip
     work = jnp.broadcast_to(jnp.asarray(plan.norm, float), size) if clients.detect else None
-    return Opened(job, down, work, sent, clients.aggregators, clients.absence is None)
+    return PreparedExchange(job, down, work, sent, clients.aggregators, clients.absence is None)
 
 
-def traced(job: Job) -> Replies:
-    """Trace the client step for one client: its message, and what it costs."""
+def trace_reply(job: Job) -> TracedReply:
+    """Trace the client step of one client, with the codec."""
 
     def reply(row: Rows) -> tuple[PyTree, PyTree, Any]:
         lower, upper = job.data if row.data is None else row.data
@@ -316,14 +318,14 @@ def traced(job: Job) -> Replies:
         assert plan is not None
         own = client_key(job.key, row.id, row.repeat)
         client = Client(ClientData(lower, upper, row.place), plan, own, row.memory)
-        message, after = answer(job.step, slice_for(job.payload, row.position), client)
+        message, after = run_client_step(job.step, slice_for(job.payload, row.position), client)
         if job.codecs is None:
             return message, after, None
         coded = code_message(job.codecs, message, client_key(up_key(job.key), row.id, row.repeat))
-        octets = coded.weigh() if row.measured is None else jax.lax.cond(
-            row.measured, coded.weigh, lambda: jnp.full((), jnp.nan)
+        encoded_bytes = coded.count_bytes() if row.measured is None else jax.lax.cond(
+            row.measured, coded.count_bytes, lambda: jnp.full((), jnp.nan)
         )  # fmt: skip
-        return clipped_again(job.step, coded.tree), after, octets
+        return clipped_again(job.step, coded.tree), after, encoded_bytes
 
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), job.rows)
     jaxpr, like = jax.make_jaxpr(reply, return_shape=True)(first)
@@ -332,7 +334,7 @@ def traced(job: Job) -> Replies:
     def one(row: Rows) -> tuple[PyTree, PyTree, Any]:
         return jax.tree.unflatten(structure, run(*jax.tree.leaves(row)))
 
-    return Replies(one, like[0], cost_of(jaxpr.jaxpr))
+    return TracedReply(one, like[0], cost_of(jaxpr.jaxpr))
 
 
 def chunk_of(clients: Clients, cost: "Cost", size: int) -> int:
@@ -356,8 +358,8 @@ def _room() -> int:
     return int(_DEVICE_SHARE * limit / 4)
 
 
-def computed(
-    job: Job, replies: Replies, keep: bool, chunk: int, mesh: Mesh | None = None
+def run_clients(
+    job: Job, replies: TracedReply, keep: bool, chunk: int, mesh: Mesh | None = None
 ) -> tuple[PyTree, Results]:
     """Run the clients.
 
@@ -372,7 +374,7 @@ def computed(
         The weighted sum of the messages that count, () if they are kept; the results of each.
     """
     if mesh is None:
-        return lane(job, replies, keep, chunk)
+        return run_in_chunks(job, replies, keep, chunk)
     size = len(job.rows.position)
     extra = -size % mesh.size  # the data of all clients are padded already
 
@@ -390,7 +392,7 @@ def computed(
 
     def part(arrays: Any, rows: Rows) -> tuple[PyTree, Results]:
         own = replace(eqx.combine(arrays, static), rows=rows)
-        total, results = lane(own, traced(own), keep, chunk)
+        total, results = run_in_chunks(own, trace_reply(own), keep, chunk)
         return jax.lax.psum(total, AXIS), results
 
     total, results = jax.shard_map(
@@ -399,9 +401,9 @@ def computed(
     return total, jax.tree.map(lambda a: a[:size], results)
 
 
-def lane(
+def run_in_chunks(
     job: Job,
-    replies: Replies,
+    replies: TracedReply,
     keep: bool,
     chunk: int,
     part: tuple[Any, Any, Any] | None = None,
@@ -464,8 +466,8 @@ def lane(
     return jax.lax.fori_loop(first, last, add, (trees.zeros_like(like), blank))
 
 
-def closed(
-    now: Opened,
+def finish_exchange(
+    now: PreparedExchange,
     ids: Int[Any, " cohort"],
     total: PyTree,
     results: Results,
@@ -523,7 +525,9 @@ def _weighted(weights: Float[Array, " k"], rows: Float[Array, "k ..."]) -> Float
 # Messages
 
 
-def answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+def run_client_step(
+    client_step: ClientStep, payload: PyTree, client: Client
+) -> tuple[PyTree, PyTree]:
     """Run a client step; return its message and the client's memory after it."""
     reply = client_step(payload, client)
     if not isinstance(reply, WithMemory):

@@ -25,7 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 from simfbo.codecs.messages import REQUEST_BYTES
 from simfbo.core import memory as memories
 from simfbo.core import trees
-from simfbo.core.exchange import ExchangeReport, Octets, Refusal
+from simfbo.core.exchange import EncodedBytes, ExchangeReport, Refusal
 from simfbo.core.federation import ClientStep, Federation, View
 from simfbo.core.gate import limit_of
 from simfbo.core.ledger import Ledger
@@ -226,7 +226,7 @@ class Rounds:
             if report.up is not None and report.down is not None and engine.codecs is not None:
                 down = replied.shape[1] * float((report.down.astype(float) + REQUEST_BYTES).sum())
                 up = float(report.up.astype(float)[replied].sum())
-                coded = Octets(down, up, 0.0 if engine.codecs.exact_size else down + up)
+                coded = EncodedBytes(down, up, 0.0 if engine.codecs.exact_size else down + up)
             engine.ledger.record(report.client_step, replied.size, int(replied.sum()),
                                  report.payload.tree, report.message.tree, done, coded)  # fmt: skip
         for k in np.flatnonzero(look.any(1)).tolist():

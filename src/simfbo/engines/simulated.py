@@ -35,15 +35,15 @@ from simfbo.engines.exchange import (
     AXIS,
     Clients,
     Job,
-    Opened,
+    PreparedExchange,
     Results,
     Strategy,
-    closed,
     exchange,
+    finish_exchange,
     form,
-    lane,
-    opened,
-    traced,
+    prepare_exchange,
+    run_in_chunks,
+    trace_reply,
 )
 from simfbo.errors import NeedsHost, UserError
 from simfbo.robust.aggregation import Aggregator
@@ -171,18 +171,18 @@ class SimulatedFederation(Engine):
         key = structure, step.structure, call.stack, complete, form(leaves)
         program = PROGRAMS.get(call.name, key, build)
         if isinstance(program, bool):
-            found, memory, report = self._in_lanes(call, inputs, program)
+            found, memory, report = self._in_threads(call, inputs, program)
         else:
             found, memory, report = program(*leaves)
         return found, exchange_of(report, number, rules, self.codecs, memory)
 
-    def _in_lanes(
+    def _in_threads(
         self, call: Call, inputs: tuple[Any, ...], keep: bool
     ) -> tuple[PyTree, PyTree, ExchangeReport]:
         """Run an exchange in two threads."""
         clients, _, payload, ids, *rest, number = inputs
         step = Parts.of(call.step).joined()
-        now = _opened(clients, step, payload, ids, *rest)
+        now = _prepare_exchange(clients, step, payload, ids, *rest)
         rows, codecs = now.job.rows, now.job.codecs
         if codecs is not None and not codecs.exact_size and len(ids) > _MEASURED:
             present = np.flatnonzero(np.asarray(rows.replies))
@@ -191,23 +191,23 @@ class SimulatedFederation(Engine):
                 rows, measured=np.isin(np.arange(len(ids)), present[turn[: len(present)]])
             )
         job = replace(now.job, step=step, data=(clients.lower, clients.upper), rows=rows)
-        sums, results = in_lanes(job, keep)
+        sums, results = run_in_threads(job, keep)
         own = replace(job, payload=None, data=None, rows=replace(rows, data=None, memory=None))
-        return _closed(replace(now, job=own), ids, sums, results, call.stack, number)
+        return _finish_exchange(replace(now, job=own), ids, sums, results, call.stack, number)
 
 
 @jax.jit
-def _opened(
+def _prepare_exchange(
     clients: Clients, step: Any, payload: PyTree, ids: Any, weights: Any, key: Any, memory: PyTree
-) -> Opened:
-    now = opened(clients, step, payload, Cohort(ids, weights), key, memory)
+) -> PreparedExchange:
+    now = prepare_exchange(clients, step, payload, Cohort(ids, weights), key, memory)
     return replace(now, job=replace(now.job, step=None, data=(None, None)))
 
 
-_closed = jax.jit(closed, static_argnums=4)
+_finish_exchange = jax.jit(finish_exchange, static_argnums=4)
 
 
-def in_lanes(job: Job, keep: bool) -> tuple[PyTree, Results]:
+def run_in_threads(job: Job, keep: bool) -> tuple[PyTree, Results]:
     """Run the clients of a job in two threads; in each of them one after the other.
 
     Args:
@@ -219,7 +219,7 @@ def in_lanes(job: Job, keep: bool) -> tuple[PyTree, Results]:
 
     def run(order: Any, first: Any, last: Any, *leaves: Any) -> tuple[PyTree, Results]:
         job = jax.tree.unflatten(structure, leaves)
-        return lane(job, traced(job), keep, 1, (order, first, last))
+        return run_in_chunks(job, trace_reply(job), keep, 1, (order, first, last))
 
     # Compiled ahead of the call: the second thread must have nothing left to trace.
     program = PROGRAMS.get(

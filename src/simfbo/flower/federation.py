@@ -148,9 +148,9 @@ class DistributedFederation(Engine):
         """Return the weighted sum, or the stack, of the replies that pass the gate."""
         codecs, code, down = self.codecs_for(call.step), None, 0.0
         if codecs is not None:
-            payload, data, octets = deliver(codecs, call.payload, self.start, call.key)
+            payload, data, encoded_bytes = deliver(codecs, call.payload, self.start, call.key)
             code = Code(data, up_key(call.key), down_key(call.key))
-            call, down = call._replace(payload=payload), octets + REQUEST_BYTES
+            call, down = call._replace(payload=payload), encoded_bytes + REQUEST_BYTES
         like = self.message_of(call)
         request, stacked = self.request(call, like), self.stacks(call, like)
         adds = self._plan.partial_sums and not stacked
@@ -165,11 +165,13 @@ class DistributedFederation(Engine):
             found, exchange = self._added(request, call.cohort, outcome)
             exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
             return found if exchange.factor == 1 else scaled(exchange.factor, found), exchange
-        messages, exchange, octets = self._gated(call, request, code is not None, outcome)
-        if octets is not None:
+        messages, exchange, encoded_bytes = self._gated(call, request, code is not None, outcome)
+        if encoded_bytes is not None:
             silent = sum(refusal.reason.silent for refusal in exchange.refusals)
-            size = len(octets)
-            exchange = exchange._replace(coded=estimated(octets, size - silent, size * down, False))
+            size = len(encoded_bytes)
+            exchange = exchange._replace(
+                coded=estimated(encoded_bytes, size - silent, size * down, False)
+            )
         exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
         return self.aggregated(call, messages, exchange), exchange
 
@@ -243,14 +245,14 @@ class DistributedFederation(Engine):
     ) -> tuple[list[Any], Exchange, np.ndarray | None]:
         """Check messages one by one; return those that count, and the bytes of coded messages."""
         found: list[Reply] = []
-        octets = np.full(len(request.ids), np.nan) if coded else None
+        encoded_bytes = np.full(len(request.ids), np.nan) if coded else None
         for node, package in outcome.packages.items():
             part = outcome.parts[node]
             try:
-                if octets is None:
+                if encoded_bytes is None:
                     own = replies(package, request.like, request.ids[part])
                 else:
-                    own, octets[part] = coded_replies(package, request.ids[part])
+                    own, encoded_bytes[part] = coded_replies(package, request.ids[part])
                 found += own
             except BadPackage as error:
                 outcome.refuse(node, error)
@@ -259,7 +261,7 @@ class DistributedFederation(Engine):
         admitted = np.array([message is not None for message in messages])
         explained = _explained(refusals, request, outcome)
         compared = probed(messages, request) if self.detect_anomalies else None
-        return messages, Exchange(request, admitted, squares, explained, compared), octets
+        return messages, Exchange(request, admitted, squares, explained, compared), encoded_bytes
 
     def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""

@@ -24,7 +24,7 @@ from simfbo.core.method import Method, Parts, as_module
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.trees import as_arrays, names
 from simfbo.engines.exchange import Job, Rows
-from simfbo.engines.simulated import in_lanes
+from simfbo.engines.simulated import run_in_threads
 from simfbo.errors import UserError
 from simfbo.flower.memory import Store, Versions, keep_all, recalled
 from simfbo.flower.transport import Package
@@ -252,7 +252,7 @@ class Node:
             codecs=None,
             detect=False,
         )
-        total, results = in_lanes(job, keep=each)
+        total, results = run_in_threads(job, keep=each)
         trains = client_step.__name__ != EVALUATION
         if store is not None and request.versions is not None and trains:
             keep_all(store, request.versions, request.ids, request.exchange, results.memory)
@@ -327,10 +327,10 @@ def coded_replies(package: Package, asked: np.ndarray) -> tuple[list[Reply], np.
     fits = len(whole) == len(asked) and min(whole, default=0) >= 0 and sum(whole) == data.size
     if data.dtype != np.uint8 or data.ndim != 1 or not fits:
         raise BadPackage("coded messages of other lengths than it says")
-    ends, octets = np.cumsum([0, *whole]).tolist(), data.tobytes()
+    ends, encoded_bytes = np.cumsum([0, *whole]).tolist(), data.tobytes()
     exchange = package.settings.get("exchange")
     return [
-        Reply(int(i), exchange, octets[ends[j] : ends[j + 1]], int(repeats[j]))
+        Reply(int(i), exchange, encoded_bytes[ends[j] : ends[j + 1]], int(repeats[j]))
         for j, i in enumerate(asked)
     ], lengths
 

@@ -156,9 +156,9 @@ def table(outcomes: Sequence[Outcome], method: str, last: Json, metric: str) -> 
     width = max(len(name) for name, *_ in rows)
     title = metric.replace("_", " ")
     lines = [f"{'':{width}}  {title:>{max(9, len(title))}}  {'exchanges':>9}  {'sent':>9}"]
-    for name, value, rounds, octets in rows:
+    for name, value, rounds, encoded_bytes in rows:
         number = f"{value:.4f}".rjust(max(9, len(title)))
-        lines.append(f"{name:{width}}  {number}  {rounds:>9,}  {size(octets):>9}")
+        lines.append(f"{name:{width}}  {number}  {rounds:>9,}  {size(encoded_bytes):>9}")
     skipped = [one.name for one in outcomes if not one.metrics]
     lines += [
         f"Skipped {name}: the byte budget allows fewer than {_FEWEST} exchanges per candidate."
