@@ -14,7 +14,6 @@ from functional import Functional
 from simfbo import Point, SimulatedFederation
 from simfbo.algorithms import fedavg, fednest, simfbo
 from simfbo.core.data import federate, from_clients
-from simfbo.core.describe import describe
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed, momentum
 from simfbo.core.problem import BilevelProblem
@@ -22,6 +21,7 @@ from simfbo.core.sampling import without_replacement
 from simfbo.errors import UserError
 from simfbo.privacy import Privacy, private
 from simfbo.robust.aggregation import trimmed_mean
+from simfbo.runs.describe import describe
 from simfbo.runs.inputs import inputs_of
 from simfbo.runs.runner import run
 from simfbo.tasks import quadratic
@@ -187,7 +187,7 @@ def test_what_a_description_sees():
 def test_a_description_is_the_same_in_every_process():
     script = (
         "import json, optax; from simfbo import Point; from simfbo.algorithms import simfbo; "
-        "from simfbo.core.describe import describe; from simfbo.tasks import quadratic; "
+        "from simfbo.runs.describe import describe; from simfbo.tasks import quadratic; "
         "task = quadratic(); rules = Point(*map(optax.adam, (0.1, 0.2, 0.3))); "
         "method = simfbo(task.problem, Point(1.0, 2.0, 3.0), rules); "
         "print(json.dumps([describe(vars(method)), task.data.digest]))"

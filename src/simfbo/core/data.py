@@ -5,6 +5,7 @@ ten thousand clients cost ten thousand pairs of integers, and lower and upper pa
 the same arrays.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core._forms import not_finite, require_alike, require_arrays
-from simfbo.core.describe import digest
 from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
 from simfbo.core.trees import on_device
 from simfbo.errors import UserError
@@ -393,3 +393,12 @@ def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
     if n < 1 or array.shape != (n,) or not (array > 0).all() or not np.isfinite(array).all():
         raise UserError(f"The weights p must be {n} positive numbers, one per client.")
     return array / array.sum()
+
+
+def digest(*arrays: Any) -> str:
+    """Return the SHA-256 of arrays, their types and shapes, in hexadecimal."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()

@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from simfbo.core.describe import describe
 from simfbo.core.method import Method
 from simfbo.errors import UserError
+from simfbo.runs.describe import describe
 from simfbo.runs.files import Json
 
 _SHOWN = 3  # differences in a message

@@ -7,7 +7,6 @@ losses are functions, which keep their numbers in closures: these are looked int
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -17,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from simfbo.core.data import digest
 
 Described = dict[str, bool | int | float | str | None]
 _DEEPEST = 30
@@ -41,15 +42,6 @@ def describe(given: Mapping[str, Any]) -> Described:
         for name, found in given.items()
         for path, value in _described(name, found, (), False)
     }
-
-
-def digest(*arrays: Any) -> str:
-    """Return the SHA-256 of arrays, their types and shapes, in hexadecimal."""
-    found = hashlib.sha256()
-    for array in map(np.asarray, arrays):
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
 
 
 def _described(
