@@ -41,7 +41,6 @@ _TEXTS = {
 }
 
 Seen = Mapping[str, Any]  # by channel, as JSON values
-Found = dict[str, tuple[float, np.ndarray]]  # norm and places, by channel
 
 
 class Residuals:
@@ -79,10 +78,10 @@ class Residuals:
         """Return what was seen so far, with what `measured` found in a round."""
         if not found:
             return seen
-        norms, places = found
-        found = {name: (float(norms[name]), np.asarray(places[name], float)) for name in norms}
         part = (t - 1) * _PARTS // self._rounds
-        return {**seen, **{name: _added(seen.get(name), part, *one) for name, one in found.items()}}
+        numbers = {name: np.asarray(one, float) for name, one in found.items()}
+        return {**seen, **{name: _added(seen.get(name), part, float(one[0]), one[1:])
+                           for name, one in numbers.items()}}  # fmt: skip
 
     def _sum(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
@@ -204,14 +203,13 @@ def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json
 
 
 @jax.jit
-def measured(sums: dict[str, PyTree]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the norm of every sum, and its numbers at some places."""
-    norms = {name: jnp.sqrt(trees.squared_norm(tree)) for name, tree in sums.items()}
-    return norms, {name: _picked(tree) for name, tree in sums.items()}
+def measured(sums: dict[str, PyTree]) -> dict[str, jax.Array]:
+    """Return the norm of every sum, followed by some of its numbers, evenly from each leaf."""
 
+    def numbers(tree: PyTree) -> jax.Array:
+        leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
+        each = max(1, _PLACES // len(leaves))
+        norm = jnp.sqrt(trees.squared_norm(tree)).astype(float)
+        return jnp.concatenate([norm[None], *(a[:: max(1, a.size // each)] for a in leaves)])
 
-def _picked(tree: PyTree) -> jax.Array:
-    """Return some numbers of a tree, evenly from each leaf."""
-    leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
-    each = max(1, _PLACES // len(leaves))
-    return jnp.concatenate([leaf[:: max(1, leaf.size // each)] for leaf in leaves])
+    return {name: numbers(tree) for name, tree in sums.items()}
