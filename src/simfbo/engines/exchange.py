@@ -46,6 +46,7 @@ AXIS = "clients"
 Strategy = Literal["auto", "lanes", "batches"]
 LARGE = 2 * 10**7  # operations of a client's step from which on clients run one by one on a CPU
 _WORKING_SET = 2**20  # numbers that a chunk may touch on a CPU
+_WHOLE = 4  # times as many, which a cohort may touch before it is divided: chunks are copied
 _DEVICE_SHARE = 0.2  # of an accelerator's memory that a chunk may take
 
 
@@ -340,7 +341,10 @@ def trace_reply(job: Job) -> TracedReply:
 def chunk_of(clients: Clients, cost: "Cost", size: int) -> int:
     """Return how many clients are computed side by side, so that chunks are of about one size."""
     share = size if clients.mesh is None else -(-size // clients.mesh.size)
-    most = clients.chunk or (1 if is_large(cost) else max(1, _room() // max(1, cost.numbers)))
+    room, numbers = _room(), max(1, cost.numbers)
+    most = clients.chunk or (1 if is_large(cost) else max(1, room // numbers))
+    if not clients.chunk and most > 1 and share * numbers <= _WHOLE * room:
+        return share
     return -(-share // -(-share // min(share, most)))
 
 
