@@ -36,7 +36,7 @@ from simfbo.engines.base import exchange_of
 from simfbo.engines.compile_cache import PROGRAMS
 from simfbo.engines.exchange import Clients, exchange, form
 from simfbo.engines.simulated import SimulatedFederation
-from simfbo.errors import NeedsHost
+from simfbo.errors import NeedsHost, UserError
 from simfbo.robust import anomalies
 
 LONGEST = 256  # rounds in a call
@@ -101,6 +101,8 @@ class Tape:
     """
 
     secret = False
+    ledger: Ledger
+    refusals: list[Refusal]
 
     def __init__(self, clients: Clients, memory: PyTree, number: Any) -> None:
         """Take the clients, their memory, and the number of the next exchange."""
@@ -118,19 +120,13 @@ class Tape:
         return self._clients.p
 
     @property
-    def ledger(self) -> Ledger:
-        """Raise: bytes are counted after the rounds."""
-        raise NeedsHost("it reads federation.ledger")
-
-    @property
-    def refusals(self) -> list[Refusal]:
-        """Raise: they are known after the rounds."""
-        raise NeedsHost("it reads federation.refusals")
-
-    @property
     def latest(self) -> Any:
-        """Return the report of the latest exchange."""
-        return self.reports[-1]
+        """Return what is known in a trace of the latest exchange."""
+        return _Latest(self.reports[-1].factor) if self.reports else None
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise: ledger, rejected replies and the like are known after the rounds."""
+        raise NeedsHost(f"it reads federation.{name}")
 
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
@@ -163,6 +159,16 @@ class Tape:
             self.memory = memories.kept(self.memory, rows, cohort.ids, report.admitted)
         self.reports.append(report)
         return total
+
+
+class _Latest:
+    """The latest exchange in the trace of a round, of which only the factor is known."""
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsHost(f"it reads federation.latest.{name}")
 
 
 class Rounds:
@@ -298,7 +304,9 @@ def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[...
     try:
         job = partial(_rounds, method, measure, lengths)
         return jax.jit(job).lower(given, np.int32(1)).compile(), lengths[-1]
-    except (NeedsHost, *_REASONS) as error:
+    except UserError:
+        raise
+    except Exception as error:  # an error of the author's is raised again on the host
         _warn(method, error)
         return None
 
@@ -344,6 +352,8 @@ def _rounds(
     zero = jnp.zeros((), jnp.int32)
     start = jax.tree.map(jnp.asarray, (given.state, given.memory, given.number))
     closed, like = jax.make_jaxpr(one, return_shape=True)(zero, start)
+    if form(start) != form(like[0]):
+        raise NeedsHost("the structure, a shape or a dtype of its state changes")
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
     numbers = sum(leaf.size for leaf in jax.tree.leaves(like[3]))
     lengths.append(max(1, min(LONGEST, _NUMBERS // max(1, numbers))))
@@ -407,10 +417,11 @@ _BELOW = (  # files below the method's code in a traceback
 def _warn(method: Parts, error: Exception) -> None:
     """Warn that rounds run one at a time, with the reason and the line of the author's code.
 
-    A `NeedsHost` without a text is a choice of the engine, as of two threads for networks.
+    A `NeedsHost` without a text is a choice of the engine, such as two threads for networks.
     """
     kinds = (text for kind, text in _REASONS.items() if isinstance(error, kind))
-    if not (reason := next(kinds, str(error))):
+    reason = next(kinds, str(error) if isinstance(error, NeedsHost) else None)
+    if reason == "":
         return
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_BELOW)]
@@ -418,8 +429,10 @@ def _warn(method: Parts, error: Exception) -> None:
     if own and not own[-1].filename.startswith(str(_PACKAGE)):
         at = own[-1]
         place = f" at line {at.lineno} of {Path(at.filename).name}, '{at.line}'"
-    elif not isinstance(error, NeedsHost):
+    elif isinstance(error, tuple(_REASONS)):
         return  # a method of the library: docs/explanation-performance.md lists them
+    if reason is None:
+        reason = f"tracing failed with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     warnings.warn(
         f"Rounds of {method.joined().name} run one at a time: {reason}{place}.", stacklevel=2
     )

@@ -1,4 +1,4 @@
-"""How many rounds of a run are run at a time. The numbers do not depend on it."""
+"""How many rounds run in one compiled call. The results do not depend on it."""
 
 import time
 
@@ -10,11 +10,11 @@ from simfbo.core.problem import PyTree
 from simfbo.engines.rounds import Rounds, prepare
 from simfbo.runs.verdict import measured
 
-_FIRST, _SECONDS = 2, 0.5  # rounds in the first block; time that one should take at most
+_FIRST, _SECONDS = 2, 0.5  # rounds in the first call; the most seconds that a call should take
 
 
 class Pace:
-    """Rounds of rounds, as long as they may be.
+    """Chooses how many rounds run in one compiled call.
 
     Attributes:
         root: the key that those of rounds are folded from.
@@ -63,7 +63,7 @@ class Pace:
         return min(self._most, due - t + 1)
 
     def took(self, rounds: int, seconds: float) -> None:
-        """Learn how long rounds take: a block should be over soon after Ctrl-C."""
+        """Note how long rounds took: a call should end soon after Ctrl-C."""
         if self._most > 1 and rounds >= min(self._most, _FIRST):
             longest = max(1, int(_SECONDS * rounds / max(seconds, 1e-6)))
             self._most = min(longest, 4 * self._most)
