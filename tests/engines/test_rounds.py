@@ -277,6 +277,17 @@ def test_a_sampler_that_takes_turns_gives_the_same_run_on_every_engine():
         assert prepared(METHODS["simfbo"], SimulatedFederation(TASK.data, taking_turns())) is None
 
 
+def test_errors_of_a_sampler_are_raised_as_they_are():
+    @keyed(size=3)
+    def two(key, p):
+        return Cohort(np.arange(2), np.full(2, 0.5))
+
+    federation = SimulatedFederation(TASK.data, two)
+    for _ in range(2):
+        with pytest.raises(UserError, match="drew 2 clients: it was declared to draw 3"):
+            run(METHODS["simfbo"], federation, TASK.x0, TASK.y0, rounds=3)
+
+
 def test_a_sampler_is_constant_if_it_says_so():
     draw = lambda key, p: Cohort(np.arange(6), p)  # noqa: E731
     plain = SimulatedFederation(TASK.data, draw).draws[0]

@@ -183,13 +183,23 @@ def needs_host(kind: str, function: Any, how: str) -> NeedsHost:
     )
 
 
+FAILED: list[Exception] = []  # errors of NumPy functions called from a program
+
+
 def call_host(function: Callable[..., Any], like: Any, key: Key[Array, ""], *rest: Array) -> Any:
-    """Call a NumPy function of a key and arrays from inside a compiled program."""
+    """Call a NumPy function of a key and arrays from inside a compiled program.
+
+    If it fails, the program goes on with zeros, and the engine raises the error from `FAILED`.
+    """
     impl = jax.random.key_impl(key)
 
     def call(words: Array, *rest: Array) -> Any:
         own = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
-        found = function(own, *map(np.asarray, rest))
+        try:
+            found = function(own, *map(np.asarray, rest))
+        except Exception as error:
+            FAILED.append(error)
+            return jax.tree.map(lambda of: np.zeros(of.shape, of.dtype), like)
         return jax.tree.map(lambda of, value: np.asarray(value, of.dtype), like, found)
 
     return jax.pure_callback(call, like, jax.random.key_data(key), *rest, vmap_method="sequential")

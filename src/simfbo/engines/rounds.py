@@ -23,8 +23,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from simfbo.codecs.messages import REQUEST_BYTES
+from simfbo.core import keys, trees
 from simfbo.core import memory as memories
-from simfbo.core import trees
 from simfbo.core.exchange import EncodedBytes, ExchangeReport, Refusal
 from simfbo.core.federation import ClientStep, Federation, View
 from simfbo.core.gate import limit_of
@@ -203,7 +203,12 @@ class Rounds:
         engine, count = self._engine, min(count, self.length)
         given = _inputs(engine, self._method, state, root, first, limits, every)
         (after, memory), done, norms, notes = self._program(given, np.int32(count))
-        if (done := int(done)) < count:  # `after` is the state after a round that does not count
+        done = int(done)
+        if keys.FAILED:
+            error = keys.FAILED[0]
+            keys.FAILED.clear()
+            raise error
+        if done < count:  # `after` is the state after a round that does not count
             (after, memory), _, norms, _ = self._program(given, np.int32(done))
         if done:
             engine.client_memory = memory
