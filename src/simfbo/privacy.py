@@ -74,8 +74,8 @@ class Private(Wrapper):
         _require_positive(self.privacy)
         require_unmodified_sums(self.inner, "clipping")
 
-    def round(self, state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        """Run a round of the method with protected messages."""
+    def view(self, state: PyTree, federation: Federation) -> Federation:
+        """Return the federation with protected messages."""
 
         def private_sum(
             step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
@@ -87,7 +87,7 @@ class Private(Wrapper):
             weight = _largest_weight(federation, cohort)
             return _noisy(total, deviations(self.privacy, weight), source)
 
-        return self.inner.round(state, View(federation, private_sum, _refuse), key)
+        return View(federation, private_sum, _refuse)
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:

@@ -22,7 +22,7 @@ from simfbo import (
     run,
 )
 from simfbo.algorithms import auto_steps, simfbo
-from simfbo.algorithms._pacing import size_of
+from simfbo.algorithms.steps.pacing import size_of
 from simfbo.core.federation import View
 from simfbo.core.gate import Gate
 from simfbo.core.local_work import constant, fixed
@@ -31,7 +31,7 @@ from simfbo.privacy import Privacy, Protected, private
 from simfbo.tasks import random_quadratic
 from simfbo.tasks._quadratic import PROBLEM
 
-MODULE = importlib.import_module("simfbo.algorithms._auto_steps")
+MODULE = importlib.import_module("simfbo.algorithms.steps.auto")
 T, DIM_X, DIM_Y, N = 120, 2, 3, 3
 P = np.array([0.5, 0.3, 0.2])
 KEY = jax.random.key(4)
@@ -114,8 +114,8 @@ def test_losses_may_have_any_scale(name):
         )
         ends.append(history.state.x)
     np.testing.assert_allclose(ends[0], ends[-1], atol=1e-6)
-    # mu and L (at first, at the end, and when x starts), the hypergradient's size, the shift of y
-    extra = DIM_Y * 2 + (30 if name in PLAIN else DIM_Y) + 1 + DIM_Y
+    # mu and L, at first and at the end; the hypergradient's size; the shift of y
+    extra = DIM_Y * 2 + (30 if name in PLAIN else 0) + 1 + DIM_Y
     checks = federation.ledger.by_step["check"].rounds
     assert T / 10 <= checks <= T / 5
     assert federation.ledger.total.rounds == extra + checks + T * PLAIN.get(name, 1)
@@ -198,7 +198,7 @@ def test_steps_follow_the_formulas(method, federation, whole):
         return federation.sum(client_step, payload, cohort, key)
 
     view = View(federation, spy, federation.gather)
-    state = method.init(TASK.x0, TASK.y0)
+    state = method.prepare(method.init(TASK.x0, TASK.y0), view, KEY)
     states = [state := method.round(state, view, key) for key in jax.random.split(KEY, 3)]
     states = [method.point(state) for state in states]
     assert [step.__name__ for step in sent] == ["curvature"] * DIM_Y + ["simfbo_step"] * 3
@@ -222,7 +222,7 @@ def test_what_is_sent(federation, whole):
     assert (own.rounds, own.floats_down, own.floats_up) == (
         T, T * N * message, T * N * message,
     )  # fmt: skip
-    times = 4 * DIM_Y  # mu and L at first, when x starts, at the end; how far y*(x) moves with x
+    times = 3 * DIM_Y  # mu and L, at first and at the end; how far y*(x) moves with x
     assert (probe.rounds, probe.floats_down) == (times, times * N * message)
     assert probe.floats_up == times * N * (DIM_Y + 2)
     # Two points and six vectors down; three directions, six products and four numbers up.
@@ -243,7 +243,8 @@ def test_under_privacy_the_upper_loss_is_clipped_as_part_of_channel_x(federation
 
     privacy = Privacy(clip=Point(0.5, 1.0, 1.0), noise=Point(1e-3, 1e-3, 1e-3))
     method = private(made("simfbo", rounds=12), privacy)
-    state, view = method.init(TASK.x0, TASK.y0), View(federation, spy, federation.gather)
+    view = View(federation, spy, federation.gather)
+    state = method.prepare(method.init(TASK.x0, TASK.y0), view, KEY)
     for key in jax.random.split(KEY, 5):
         state = method.round(state, view, key)
     step, reply = next(one for one in sent if one[0].__name__ == "check")
@@ -340,7 +341,7 @@ def test_steps_that_are_too_large_are_halved(saved):
 def test_without_the_safeguard_they_diverge(federation, monkeypatch):
     federation.data = TASK.data
     monkeypatch.setattr(
-        MODULE, "_judged", lambda method, state, after, pull: state._replace(base=after)
+        MODULE, "_judged", lambda method, state, after, pull, step: state._replace(base=after)
     )
     history = finish(made("simfbo", fifty_times, LONGER), federation)
     assert history.end["status"] == "diverged"
@@ -352,7 +353,7 @@ def test_going_back_halves_once_and_restores_the_best_state(method, whole):
     state = whole[0].method_state._replace(best=earlier, age=np.int32(7))
     far = state.base._replace(v=state.base.v + 1e9)
     for lost in (far, state.base._replace(y=state.base.y * np.nan)):
-        back = MODULE._judged(method.inner, state, lost, None)
+        back = MODULE._judged(method, state, lost, None, 0.0)
         assert (int(back.halvings), int(back.age)) == (1, 0)
         np.testing.assert_array_equal(back.pace, state.pace / 2)
         for name in "xyv":
@@ -447,7 +448,8 @@ def test_engines_agree():
     method = auto_steps(BUILDS["simfbo"], PROBLEM, small.x0, rounds=2)
     ends = []
     for engine in (SimulatedFederation, DebugFederation):
-        federation, state = engine(small.data), method.init(small.x0, small.y0)
+        federation = engine(small.data)
+        state = method.prepare(method.init(small.x0, small.y0), federation, KEY)
         for key in jax.random.split(KEY, 2):
             state = method.round(state, federation, key)
         ends.append((state, federation.ledger))

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from simfbo import Ledger, Point, SimulatedFederation, from_clients
-from simfbo.algorithms._curvature import (
+from simfbo.algorithms.steps.curvature import (
     Curvature,
     Probes,
+    begin_shift,
+    continue_shift,
     measure_cohort,
     orthonormal,
     refresh,
-    shift,
 )
 from simfbo.core.local_work import fixed
 from simfbo.core.problem import BilevelProblem
@@ -26,9 +27,9 @@ from simfbo.tasks._quadratic import PROBLEM
 DIM, TAUS, P = 7, [1, 2, 3, 4], np.array([0.1, 0.2, 0.3, 0.4])
 Q = random_quadratic(4, 2, DIM, heterogeneity=1.0, seed=3)
 TASK = Q.task(P)
-STEP = Probes(PROBLEM).curvature
+PROBES = Probes(PROBLEM)
 KEY = jax.random.key(5)
-MODULE = importlib.import_module("simfbo.algorithms._curvature")
+MODULE = importlib.import_module("simfbo.algorithms.steps.curvature")
 SPECTRUM = np.linalg.eigvalsh(np.tensordot(P, Q.A, 1))
 
 
@@ -44,9 +45,9 @@ def federation():
     return SimulatedFederation(TASK.data, local_work=fixed(TAUS))
 
 
-def found(federation, key=KEY, exchanges=15, y=TASK.y0, step=STEP, x=TASK.x0):
+def found(federation, key=KEY, exchanges=15, y=TASK.y0, probes=PROBES, x=TASK.x0):
     federation.ledger = Ledger()
-    return measure_cohort(step, federation, x, y, key, exchanges)
+    return measure_cohort(probes, federation, x, y, key, exchanges)
 
 
 def test_with_as_many_exchanges_as_dimensions_both_ends_are_exact(federation):
@@ -79,18 +80,15 @@ def test_few_exchanges_are_a_rayleigh_ritz_of_the_krylov_space(federation):
     """After k products, the ends are those of H within span(u, Hu, .., H^(k-1) u)."""
     H, first = np.tensordot(P, Q.A, 1), []
 
-    def spy(payload, client):
-        return payload.v, jnp.ones(()), jnp.zeros(())
-
     class Recorder:
         def cohort(self, key):
             return federation.cohort(key)
 
         def sum(self, client_step, payload, cohort, key):
             first.append(np.asarray(payload.v))
-            return federation.sum(STEP, payload, cohort, key)
+            return federation.sum(client_step, payload, cohort, key)
 
-    got = measure_cohort(spy, Recorder(), TASK.x0, TASK.y0, KEY, 3)
+    got = measure_cohort(PROBES, Recorder(), TASK.x0, TASK.y0, KEY, 3)
     np.testing.assert_allclose(np.stack(first) @ np.stack(first).T, np.eye(3), atol=1e-13)
     basis = np.linalg.qr(np.stack([first[0], H @ first[0], H @ H @ first[0]], axis=1))[0]
     ritz = np.linalg.eigvalsh(basis.T @ H @ basis)
@@ -175,8 +173,8 @@ def test_trees_and_clients_of_unequal_size():
     data = from_clients(clients, clients, batch_size=1)  # curvature looks at all samples
     truth = np.linalg.eigvalsh(ridge_hessian(clients, np.array([3, 8, 2]) / 13))
     y = {"w": jnp.ones((2, 2)), "b": jnp.zeros(())}
-    step = Probes(BilevelProblem(ridge, ridge)).curvature
-    got = found(SimulatedFederation(data), y=y, step=step, x=jnp.zeros(1))
+    probes = Probes(BilevelProblem(ridge, ridge))
+    got = found(SimulatedFederation(data), y=y, probes=probes, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=1e-11)
 
 
@@ -185,9 +183,9 @@ def test_single_precision():
     clients = ridge_clients([6, 6], np.float32)
     truth = np.linalg.eigvalsh(ridge_hessian(clients, [0.5, 0.5]))
     y = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(())}
-    step = Probes(BilevelProblem(ridge, ridge)).curvature
+    probes = Probes(BilevelProblem(ridge, ridge))
     federation = SimulatedFederation(from_clients(clients, clients))
-    got = found(federation, y=y, step=step, x=jnp.zeros(1))
+    got = found(federation, y=y, probes=probes, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((truth[0], truth[-1]), rel=2e-5)
     assert federation.ledger.total.bytes_down == 5 * 2 * (1 + 2 * 5) * 4
 
@@ -198,9 +196,9 @@ def test_at_the_point_where_it_is_asked():
     def quartic(x, y, batch):
         return jnp.sum(y**4 + 0.5 * y**2) + 0 * jnp.sum(batch)
 
-    step = Probes(BilevelProblem(quartic, quartic)).curvature
+    probes = Probes(BilevelProblem(quartic, quartic))
     federation = SimulatedFederation(from_clients([np.ones(2)] * 2, [np.ones(2)] * 2))
-    got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), step=step, x=jnp.zeros(1))
+    got = found(federation, y=jnp.array([0.0, 0.5, -2.0]), probes=probes, x=jnp.zeros(1))
     assert got[:2] == pytest.approx((1, 49), rel=1e-11)
 
 
@@ -278,9 +276,7 @@ def test_a_check_sends_the_upper_loss_with_y_solved_to_first_order(federation):
     at, best = (Point(rng.normal(size=2), *rng.normal(size=(2, DIM))) for _ in range(2))
     rows = rng.normal(size=(6, DIM))
     cohort = federation.cohort(KEY)
-    (h, numbers), d_y, (d_v, images) = federation.sum(
-        Probes(PROBLEM).check, (at, best, rows), cohort, KEY
-    )
+    (h, numbers), d_y, (d_v, images) = federation.sum(PROBES.check, (at, best, rows), cohort, KEY)
     losses = [[_upper(Q, i, one) - _correction(Q, i, one) for i in range(4)] for one in (at, best)]
     excess = np.subtract(*losses)
     expected = [P @ losses[0], P @ excess, P @ excess**2]
@@ -306,7 +302,11 @@ def _correction(q, i, at):
 
 def moved(exchanges, federation, u):
     federation.ledger = Ledger()
-    return shift(Probes(PROBLEM), federation, TASK.x0, TASK.y0, u, KEY, exchanges)
+    at = Point(TASK.x0, TASK.y0)
+    shift = begin_shift(PROBES, federation, at, u, KEY, exchanges)
+    while shift.left:
+        shift = continue_shift(PROBES, federation, at, shift)
+    return float(np.linalg.norm(shift.z))
 
 
 def test_the_shift_of_y_is_that_of_the_closed_form(federation):

@@ -7,29 +7,29 @@ import optax
 import pytest
 
 from simfbo import Point
-from simfbo.algorithms import _pacing
+from simfbo.algorithms.steps import pacing
 
 RNG = np.random.default_rng(3)
 
 
 def window(move=None, pulls=(), before=()):
     """Return a window after these hypergradients and those of the window before it."""
-    first = _pacing.opened(np.zeros(3), np.ones(4), np.ones(4))
+    first = pacing.opened(np.zeros(3), np.ones(4), np.ones(4))
     for pull in before:
-        first = _pacing.add_pull(first, jnp.asarray(pull))
+        first = pacing.add_pull(first, jnp.asarray(pull))
     if before or move is not None:
-        first, _ = _pacing.closed(first, Point(y=jnp.ones(4), v=jnp.ones(4)), 1.0)
+        first, _ = pacing.closed(first, Point(y=jnp.ones(4), v=jnp.ones(4)), 1.0)
     if move is not None:
         first = first._replace(move=Point(y=jnp.asarray(move[0]), v=jnp.asarray(move[1])))
     for pull in pulls:
-        first = _pacing.add_pull(first, jnp.asarray(pull))
+        first = pacing.add_pull(first, jnp.asarray(pull))
     return first
 
 
 def found(at, y, v, settles=2.0):
     """Return lag, turn and noise of a window in which y and v moved from 1 by these."""
     after = Point(y=jnp.ones(4) + jnp.asarray(y), v=jnp.ones(4) + jnp.asarray(v))
-    return tuple(map(float, _pacing.closed(at, after, settles)[1]))
+    return tuple(map(float, pacing.closed(at, after, settles)[1]))
 
 
 def test_the_lag_is_the_larger_relative_move_in_the_time_of_settling():
@@ -66,27 +66,27 @@ def test_the_turn_is_unknown_where_noise_exceeds_the_hypergradient():
     (0.0, 0.41, True, 1.0), (0.0, -0.5, True, 2.0),
 ])  # fmt: skip
 def test_the_next_pace(lag, turn, early, factor):
-    assert _pacing.next_pace(0.3, 100.0, lag, turn, early) == pytest.approx(0.3 * factor)
+    assert pacing.next_pace(0.3, 100.0, lag, turn, early) == pytest.approx(0.3 * factor)
 
 
 def test_the_pace_has_a_ceiling():
-    assert _pacing.next_pace(0.3, 0.4, 0.0, 0.0, True) == 0.4
+    assert pacing.next_pace(0.3, 0.4, 0.0, 0.0, True) == 0.4
 
 
 def test_windows_last_twice_the_time_of_settling_within_a_tenth_of_the_run():
-    assert _pacing.length_of(0.02, 3000) == 100
-    assert _pacing.length_of(0.001, 3000) == 300
-    assert _pacing.length_of(1.0, 3000) == 10
-    assert _pacing.length_of(1.0, 60) == 5
+    assert pacing.length_of(0.02, 3000) == 100
+    assert pacing.length_of(0.001, 3000) == 300
+    assert pacing.length_of(1.0, 3000) == 10
+    assert pacing.length_of(1.0, 60) == 5
 
 
 def test_x_stands_still_and_remembers_nothing_until_it_has_a_pace():
-    rule, x = _pacing.paced_adam({"w": 2.0}, 10), {"w": jnp.zeros(2)}
+    rule, x = pacing.paced_adam({"w": 2.0}, 10), {"w": jnp.zeros(2)}
     state = rule.init(x)
     for _ in range(3):
         step, state = rule.update({"w": jnp.array([5.0, -7.0])}, state)
         assert not np.any(step["w"])
-    state = _pacing.with_rates((state, 1.0), 0.1, 0.0, 0.0, 8)[0]
+    state = pacing.with_rates((state, 1.0), 0.1, 0.0, 0.0, 8)[0]
     step, state = rule.update({"w": jnp.array([1e-9, -1e-9])}, state)
     assert abs(step["w"][0]) == pytest.approx(0.2, rel=2e-4)  # the decay begins with the first move
     step, state = rule.update({"w": jnp.array([1e-9, -1e-9])}, state)
@@ -95,8 +95,8 @@ def test_x_stands_still_and_remembers_nothing_until_it_has_a_pace():
 
 
 def test_the_direction_is_adam_s():
-    rule, reference = _pacing.paced_adam(1.0, 10**9), optax.adam(0.1, b2=0.99, eps=0.0)
-    state = _pacing.with_rates(rule.init(jnp.zeros(3)), 0.1, 0.0, 0.0, 0)
+    rule, reference = pacing.paced_adam(1.0, 10**9), optax.adam(0.1, b2=0.99, eps=0.0)
+    state = pacing.with_rates(rule.init(jnp.zeros(3)), 0.1, 0.0, 0.0, 0)
     other = reference.init(jnp.zeros(3))
     for g in RNG.normal(size=(6, 3)):
         got, state = rule.update(jnp.asarray(g), state)
@@ -106,8 +106,8 @@ def test_the_direction_is_adam_s():
 
 
 def test_a_coordinate_far_below_the_others_is_noise():
-    rule = _pacing.paced_adam(1.0, 10)
-    state = _pacing.with_rates(rule.init(jnp.zeros(2)), 1.0, 0.0, 0.0, 0)
+    rule = pacing.paced_adam(1.0, 10)
+    state = pacing.with_rates(rule.init(jnp.zeros(2)), 1.0, 0.0, 0.0, 0)
     step, _ = rule.update(jnp.array([1.0, 1e-9]), state)
     assert abs(float(step[0])) > 0.99
     assert abs(float(step[1])) < 1e-4

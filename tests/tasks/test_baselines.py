@@ -62,7 +62,7 @@ def by_hand(x, rounds):
 @pytest.fixture(autouse=True)
 def exact_curvature(monkeypatch):
     """Search until mu and L are exact."""
-    monkeypatch.setattr("simfbo.algorithms._curvature._KNOWN", 0.0)
+    monkeypatch.setattr("simfbo.algorithms.steps.curvature._KNOWN", 0.0)
 
 
 def test_fedavg_by_hand_and_the_best_candidate_is_kept(federate):

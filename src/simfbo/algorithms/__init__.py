@@ -1,7 +1,6 @@
 """Algorithms, one paper per file; automatic step sizes for all, tuning-free ones for some."""
 
 from simfbo.algorithms._aggitd import aggitd
-from simfbo.algorithms._auto_steps import Plan, auto_steps
 from simfbo.algorithms._fedavg import fedavg
 from simfbo.algorithms._fedbio import fedbio
 from simfbo.algorithms._fedbioacc import fedbioacc
@@ -16,6 +15,7 @@ from simfbo.algorithms._momenta import with_momenta
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
 from simfbo.algorithms._tuning_free import tuning_free
+from simfbo.algorithms.steps.auto import Plan, auto_steps
 
 __all__ = [
     "Plan",

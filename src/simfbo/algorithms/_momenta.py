@@ -65,10 +65,8 @@ class WithMomenta(Wrapper):
         if self.theta < 1:
             require_unmodified_sums(self.inner, "a moving average")
 
-    def round(self, state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        """Run a round of the method with momenta."""
-        view = View(federation, self._smoothed(federation.sum), self._smoothed(federation.gather))
-        return self.inner.round(state, view, key)
+    def view(self, state: PyTree, federation: Federation) -> Federation:
+        return View(federation, self._smoothed(federation.sum), self._smoothed(federation.gather))
 
     def _smoothed(self, verb: Verb) -> Verb:
         return lambda step, *rest: verb(Smoothed(step, self.theta), *rest)

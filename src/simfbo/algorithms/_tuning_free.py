@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from simfbo.algorithms._plan import Plan
+from simfbo.algorithms.steps.auto import Plan
 from simfbo.core import trees
 from simfbo.core.federation import Federation
 from simfbo.core.method import Method, Wrapper

@@ -29,7 +29,7 @@ def call(options: argparse.Namespace) -> int:
 def cost(config: RunConfig, data_dir: Path | None, as_json: bool) -> int:
     """Print the ledger of one iteration."""
     from simfbo import engines
-    from simfbo.algorithms._auto_steps import most_probes
+    from simfbo.algorithms.steps.auto import most_probes
     from simfbo.config.build import build_algorithm, build_federation, smoothed
     from simfbo.config.build_task import build_task
     from simfbo.runs.report import size

@@ -162,6 +162,7 @@ class ExchangeReport:
         payload: shapes of what each client receives.
         message: shapes of what each client sends.
         asked: the number of clients in the cohort.
+        took_place: whether the exchange took place, where it is conditional; None for always.
     """
 
     ids: Int[Any, "*rounds cohort"] | None
@@ -174,6 +175,7 @@ class ExchangeReport:
     down: Float[Any, "*rounds"] | None
     up: Float[Any, "*rounds cohort"] | None
     probes: Float[Any, "*rounds compared numbers"] | None
+    took_place: Bool[Any, "*rounds"] | None
     client_step: str = eqx.field(static=True)
     payload: Shapes = eqx.field(static=True)
     message: Shapes = eqx.field(static=True)

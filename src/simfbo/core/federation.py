@@ -1,7 +1,7 @@
 """The federation: one verb, a sum over a cohort. Each use of it is one communication round."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import jax
 import numpy as np
@@ -57,6 +57,7 @@ def with_message(reply: PyTree, message: PyTree) -> PyTree:
 
 
 ClientStep = Callable[[PyTree, Client], PyTree]
+T = TypeVar("T")
 
 
 class Federation(Protocol):
@@ -125,6 +126,16 @@ class Federation(Protocol):
         """
         ...
 
+    def when(self, condition: Any, branch: Callable[[], T], otherwise: T) -> T:
+        """Run a branch with exchanges of its own if a condition holds, also in compiled rounds.
+
+        Args:
+            condition: a bool, which may be traced.
+            branch: () -> the value, by exchanges with this federation. Its clients are stateless.
+            otherwise: the value without the branch, of the same shapes.
+        """
+        ...
+
     def mean_norm(self, key: jax.Array) -> float | None:
         """Return rho = sum_j p_j ||a_j||_1 of the exchange with this key; None where unknown."""
         ...
@@ -170,6 +181,10 @@ class View:
     def cohort(self, key: jax.Array) -> Cohort:
         """Sample the clients that take part."""
         return self._federation.cohort(key)
+
+    def when(self, condition: Any, branch: Callable[[], T], otherwise: T) -> T:
+        """Run a branch if a condition holds."""
+        return self._federation.when(condition, branch, otherwise)
 
     def mean_norm(self, key: jax.Array) -> float | None:
         """Return rho where it is known."""

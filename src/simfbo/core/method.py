@@ -72,24 +72,6 @@ class client_step:
         return self if module is None else BoundStep(self, module)
 
 
-class Hosted(NamedTuple):
-    """The rounds of a method that does a part of its work on the host, now and then.
-
-    Its `Method.round` is `prepare`, `round` and, where it is due, `finish`.
-
-    Attributes:
-        ahead: (state) -> how many rounds may follow before `finish` is due; 0: it is due now.
-        prepare: (state, federation, key) -> state, before a round, on the host.
-        round: (state, federation, key) -> state, what can be traced.
-        finish: (state, federation, key) -> state, after a round, on the host.
-    """
-
-    ahead: Callable[[Any], int]
-    prepare: Callable[[Any, Federation, jax.Array], Any]
-    round: Callable[[Any, Federation, jax.Array], Any]
-    finish: Callable[[Any, Federation, jax.Array], Any]
-
-
 class Method(eqx.Module):
     """A federated bilevel method: its settings, its client steps, and what the server does.
 
@@ -169,10 +151,16 @@ class Method(eqx.Module):
         """Return what it measured of its own convergence; see `simfbo.algorithms.Evidence`."""
         return None
 
-    @property
-    def hosted(self) -> Hosted | None:
-        """Return the parts of `round`, if it does some of its work on the host."""
-        return None
+    def prepare(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Return the state before the first round, where something is to be measured first.
+
+        `run` calls it once, and `conclude` after the last round; both run on the host.
+        """
+        return state
+
+    def conclude(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Return the state after the last round."""
+        return state
 
     def __check_init__(self) -> None:
         _require_numbers(self)
@@ -205,6 +193,30 @@ class Wrapper(Method):
     def inner_state(self, state: Any) -> Any:
         """Return the inner method's part of a state."""
         return state
+
+    def with_inner_state(self, state: Any, inner: Any) -> Any:
+        """Return a state with another part of the inner method."""
+        return inner
+
+    def view(self, state: Any, federation: Federation) -> Federation:
+        """Return the federation as the inner method sees it."""
+        return federation
+
+    def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Run a round of the inner method on its view of the federation."""
+        return self._run(self.inner.round, state, federation, key)
+
+    def prepare(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Prepare the inner method."""
+        return self._run(self.inner.prepare, state, federation, key)
+
+    def conclude(self, state: Any, federation: Federation, key: jax.Array) -> Any:
+        """Conclude the inner method."""
+        return self._run(self.inner.conclude, state, federation, key)
+
+    def _run(self, part: Any, state: Any, federation: Federation, key: jax.Array) -> Any:
+        after = part(self.inner_state(state), self.view(state, federation), key)
+        return self.with_inner_state(state, after)
 
     def init(self, x: PyTree, y: PyTree) -> Any:
         """Return the inner method's initial state."""

@@ -239,6 +239,10 @@ class Engine(ABC):
         """Return the cohort's messages, stacked; see `Federation`."""
         return self._exchange(Call(as_module(client_step), payload, cohort, key, True))
 
+    def when(self, condition: Any, branch: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
+        """Run a branch if a condition holds."""
+        return branch() if condition else otherwise
+
     def _exchange(self, call: Call) -> PyTree:
         """Collect messages; ask again if the automatic limit turns out not to fit.
 

@@ -512,6 +512,7 @@ def finish_exchange(
         down=now.down,
         up=results.up,
         probes=probes,
+        took_place=None,
     )
     return total, results.memory, report
 

@@ -26,7 +26,7 @@ from simfbo.codecs.messages import REQUEST_BYTES
 from simfbo.core import keys, trees
 from simfbo.core import memory as memories
 from simfbo.core.exchange import EncodedBytes, ExchangeReport, Refusal
-from simfbo.core.federation import ClientStep, Federation, View
+from simfbo.core.federation import ClientStep, View
 from simfbo.core.gate import limit_of
 from simfbo.core.ledger import Ledger
 from simfbo.core.method import Method, Parts, as_module
@@ -97,6 +97,7 @@ class Tape:
 
     Attributes:
         memory: of all clients after the exchanges so far.
+        number: of the next exchange.
         reports: of the exchanges so far.
     """
 
@@ -106,7 +107,7 @@ class Tape:
 
     def __init__(self, clients: Clients, memory: PyTree, number: Any) -> None:
         """Take the clients, their memory, and the number of the next exchange."""
-        self._clients, self.memory, self._number = clients, memory, number
+        self._clients, self.memory, self.number = clients, memory, number
         self.reports: list[ExchangeReport] = []
 
     @property
@@ -152,13 +153,38 @@ class Tape:
     def _exchange(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, stack: bool
     ) -> PyTree:
-        number = self._number + len(self.reports)
-        given = as_module(client_step), payload, cohort, key, self.memory, stack, number
+        given = as_module(client_step), payload, cohort, key, self.memory, stack, self.number
         total, rows, report = exchange(self._clients, *given)
         if self.memory is not None:
             self.memory = memories.kept(self.memory, rows, cohort.ids, report.admitted)
         self.reports.append(report)
+        self.number = self.number + 1
         return total
+
+    def when(self, condition: Any, branch: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
+        """Run a branch if a condition holds; its exchanges are in the program either way."""
+        before = self.memory, self.number, self.reports
+
+        def run() -> tuple[PyTree, Any, Reports]:
+            self.memory, self.number, self.reports = None, before[1], []
+            value = jax.tree.map(jnp.asarray, branch())
+            return value, self.number, tuple(self.reports)
+
+        try:
+            closed, like = jax.make_jaxpr(run, return_shape=True)()
+        finally:
+            self.memory, self.number, self.reports = before
+        value, _, reports = like
+        if form(value) != form(otherwise := jax.tree.map(jnp.asarray, otherwise)):
+            raise NeedsHost("the branch of federation.when returns another shape or dtype")
+        leaves = jax.tree.leaves((otherwise, self.number, trees.zeros_like(reports)))
+        found = jax.lax.cond(condition, jaxpr_as_fun(closed), lambda: [*map(jnp.asarray, leaves)])
+        value, self.number, reports = jax.tree.unflatten(jax.tree.structure(like), found)
+        for report in reports:
+            inner = report.took_place
+            took = condition if inner is None else condition & inner
+            self.reports.append(replace(report, took_place=took))
+        return value
 
 
 class _Latest:
@@ -223,23 +249,41 @@ class Rounds:
             engine has looked at them.
         """
         engine, done, kinds = self._engine, outcome.done, len(outcome.reports)
-        number = engine.ledger.total.rounds + 1 + np.arange(done * kinds).reshape(done, kinds)
+        took = (
+            np.stack(
+                [
+                    np.ones(done, bool) if report.took_place is None else report.took_place
+                    for report in outcome.reports
+                ],
+                1,
+            )
+            if kinds
+            else np.ones((done, 0), bool)
+        )
+        number = engine.ledger.total.rounds + np.cumsum(took).reshape(done, kinds)
         look = np.zeros((done, kinds), bool)
         if engine.detect_anomalies and number.size:
             look = anomalies.looks_at(number)
         for e, report in enumerate(outcome.reports):
+            there = took[:, e]
+            if not there.any():
+                continue
             if report.admitted is not None:
                 look[:, e] |= ~report.admitted.all(1)
+            look[:, e] &= there
             replied = report.replied
             if replied is None:
                 replied = np.ones((done, report.asked), bool)
+            replied = replied[there]
             coded = None
             if report.up is not None and report.down is not None and engine.codecs is not None:
-                down = replied.shape[1] * float((report.down.astype(float) + REQUEST_BYTES).sum())
-                up = float(report.up.astype(float)[replied].sum())
+                down = report.down[there].astype(float) + REQUEST_BYTES
+                down = replied.shape[1] * float(down.sum())
+                up = float(report.up[there].astype(float)[replied].sum())
                 coded = EncodedBytes(down, up, 0.0 if engine.codecs.exact_size else down + up)
             engine.ledger.record(report.client_step, replied.size, int(replied.sum()),
-                                 report.payload.tree, report.message.tree, done, coded)  # fmt: skip
+                                 report.payload.tree, report.message.tree, int(there.sum()),
+                                 coded)  # fmt: skip
         for k in np.flatnonzero(look.any(1)).tolist():
             for e in np.flatnonzero(look[k]).tolist():
                 report = jax.tree.map(lambda a, k=k: a[k], outcome.reports[e])
@@ -316,11 +360,6 @@ def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[...
         return None
 
 
-def traced_round(method: Method) -> Callable[[PyTree, Federation, jax.Array], PyTree]:
-    """Return the part of a method's round that can be traced."""
-    return method.round if method.hosted is None else method.hosted.round
-
-
 def _rounds(
     parts: Parts, measure: Measure, lengths: list[int], given: Inputs, count: jax.Array
 ) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
@@ -331,27 +370,27 @@ def _rounds(
         and residuals and reports by round. `lengths` receives how many rounds there is room for.
     """
     method = parts._replace(numbers=given.numbers).joined()
-    step = traced_round(method)
 
     def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
         state, memory, number = at
         t = given.first + k
         tape = Tape(given.clients, memory, number)
         view, sums = _with_residuals(tape, method.residuals)
-        after = step(state, view, jax.random.fold_in(given.root, t))
+        after = method.round(state, view, jax.random.fold_in(given.root, t))
         norms = norms_of(method.point(after))
         usual = jnp.all(norms <= given.limits * jnp.square(t.astype(norms.dtype)))
         for report in tape.reports:
             if report.admitted is None:
-                usual &= report.finite & (report.asked >= given.fewest)
+                enough = report.finite & (report.asked >= given.fewest)
             else:
-                usual &= jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
+                enough = jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
+            usual &= enough if report.took_place is None else enough | ~report.took_place
         measured: PyTree = ()
         if sums:
             due, like = (t % given.every == 0) | (t == 1), jax.eval_shape(measure, sums)
             measured = jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
         reports = jax.tree.map(jnp.asarray, tuple(tape.reports))
-        at = after, tape.memory, number + len(reports)
+        at = after, tape.memory, tape.number
         return at, usual, norms, (measured, reports)
 
     zero = jnp.zeros((), jnp.int32)

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
-from simfbo.algorithms._plan import FromPlan
+from simfbo.algorithms.steps.auto import FromPlan
 from simfbo.core.data import roomy
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant

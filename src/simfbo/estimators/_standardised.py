@@ -8,7 +8,6 @@ fourth part, and a client step sees standardised rows. The units are a part of t
 resumed run has them. They belong to no channel, so codecs leave them as they are.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,14 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.federation import Client, ClientStep, Federation, Verb, View
-from simfbo.core.method import Hosted, Method, WrappedStep, Wrapper, client_step, marked
+from simfbo.core.method import Method, WrappedStep, Wrapper, client_step, marked
 from simfbo.core.problem import Point, PyTree, average
 from simfbo.core.sampling import Cohort
 from simfbo.core.trees import on_device
 from simfbo.errors import TooFewReplies
 from simfbo.estimators._scaling import units_of
-
-Part = Callable[[PyTree, Federation, jax.Array], PyTree]
 
 
 class Measured(NamedTuple):
@@ -98,26 +95,24 @@ class OnStandardised(Wrapper):
         zeros = (np.zeros(shape, np.float32) for shape in ((2, self.columns), self.columns, ()))
         return Standardised(self.inner.init(x, y), Measured(*on_device(tuple(zeros))))
 
-    def round(self, state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-        """Run a round of the method, after measuring the units if need be."""
-        state = _measured(state, federation, key)
-        return _inside(self.inner.round, state, federation, key)
+    def with_inner_state(self, state: Standardised, inner: PyTree) -> Standardised:
+        """Return a state with another one of the method."""
+        return state._replace(base=inner)
 
-    @property
-    def hosted(self) -> Hosted:
-        """Return the parts of a round; the units are measured before the first."""
-        inner = self.inner.hosted or Hosted(lambda _: sys.maxsize, _same, self.inner.round, _same)
+    def view(self, state: Standardised, federation: Federation) -> Federation:
+        """Return the federation with the units in every payload."""
 
-        def prepare(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-            return _inside(inner.prepare, _measured(state, federation, key), federation, key)
+        def with_units(verb: Verb) -> Verb:
+            def ask(step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array) -> PyTree:
+                return verb(OnScaled(step), (*payload, tuple(state.units)), cohort, key)
 
-        def inside(part: Part) -> Part:
-            return lambda *given: _inside(part, *given)
+            return ask
 
-        return Hosted(
-            lambda state: inner.ahead(state.base), prepare, inside(inner.round),
-            inside(inner.finish),
-        )  # fmt: skip
+        return View(federation, with_units(federation.sum), with_units(federation.gather))
+
+    def prepare(self, state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
+        """Measure the units, then prepare the method."""
+        return super().prepare(_measured(state, federation, key), federation, key)
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:
@@ -169,9 +164,7 @@ def _sums(client: Client) -> tuple[jax.Array, Callable[[Any, int], jax.Array]]:
 
 
 def _measured(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-    """Measure the units, unless they are known."""
-    if np.asarray(state.units.rows):
-        return state
+    """Measure the units."""
     everyone = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
     with jax.enable_x64(True):
         found = federation.sum(Totals().totals, (), everyone, key)
@@ -190,22 +183,3 @@ def _require_all(federation: Federation) -> None:
     exchange = federation.latest
     if exchange is not None and not np.all(exchange.admitted):
         raise TooFewReplies(int(np.sum(exchange.admitted)), exchange)
-
-
-def _inside(
-    part: Part, state: Standardised, federation: Federation, key: jax.Array
-) -> Standardised:
-    """Run a part of a round of the inner method, on standardised rows."""
-
-    def with_units(verb: Verb) -> Verb:
-        def ask(step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array) -> PyTree:
-            return verb(OnScaled(step), (*payload, tuple(state.units)), cohort, key)
-
-        return ask
-
-    view = View(federation, with_units(federation.sum), with_units(federation.gather))
-    return state._replace(base=part(state.base, view, key))
-
-
-def _same(state: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-    return state

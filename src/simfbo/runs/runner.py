@@ -285,18 +285,21 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
     are interrupted before that, they do not count.
     """
     begin = clocks()
-    state, hosted, refused = at.state, job.algorithm.hosted, at.refused
-    if hosted is not None and at.round >= 0:
-        state = hosted.prepare(state, job.federation, pace.key(at.round + 1))
-        refused += _write(job, at.round + 1)
+    state, refused = at.state, at.refused
+    if at.round == 0:
+        state = job.algorithm.prepare(state, job.federation, pace.key(1))
+        refused += _write(job, 1)
     step = _several(job, at, state, pace) or _one(job, at, state, pace)
-    t, norms = step.round, step.norms
+    t, norms, state = step.round, step.norms, step.state
+    if t == job.rounds:
+        state = job.algorithm.conclude(state, job.federation, pace.key(t))
+        refused += _write(job, t)
     wall, cpu = clocks()
     pace.took(t - at.round, wall - begin[0])
     sizes = np.maximum(norms, at.sizes or 1.0).tolist() if t <= 1 else at.sizes
     after = Progress(
         t,
-        step.state,
+        state,
         job.federation.ledger.copied(),
         refused + step.refused,
         at.seconds + wall - begin[0],
@@ -308,7 +311,7 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
         getattr(job.federation, "client_memory", None),
     )
     latest = getattr(job.federation, "latest", None)
-    names = [name for name, _ in _variables(job, step.state)]
+    names = [name for name, _ in _variables(job, state)]
     end = exploded(names, norms, sizes, job.explosion, t, latest)
     if end is not None:
         raise _Diverged(after, end)
@@ -338,13 +341,10 @@ def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
 
 def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None:
     """Run some iterations at once; None where the next one needs the host."""
-    t, hosted = at.round + 1, job.algorithm.hosted
+    t = at.round + 1
     if not t or (compiled := pace.compiled(state)) is None:
         return None
     count = pace.count(t)
-    if hosted is not None:
-        # The last round before `finish` by itself: if that fails, only this one is lost.
-        count = min(count, max(1, hosted.ahead(state) - 1))
     limits = np.full(len(_variables(job, state)), np.inf)
     if t > 1:
         limits = job.explosion * np.asarray(at.sizes)
@@ -357,11 +357,7 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
     for r in filter(job.residuals.due, range(t, last + 1)):
         found = jax.tree.map(lambda a, k=r - t: a[k], outcome.measured)
         seen = job.residuals.added(r, seen, found)
-    state = outcome.state
-    if hosted is not None and not hosted.ahead(state):
-        state = hosted.finish(state, job.federation, pace.key(last))
-        refused += _write(job, last)
-    return _Step(last, state, outcome.norms, seen, refused)
+    return _Step(last, outcome.state, outcome.norms, seen, refused)
 
 
 def _write(job: _Job, t: int) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simfbo.algorithms import auto_steps, simfbo
-from simfbo.algorithms._plan import FromPlan
+from simfbo.algorithms.steps.auto import FromPlan
 from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Method
 from simfbo.core.sampling import AnySampler

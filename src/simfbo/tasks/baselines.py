@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simfbo.algorithms import auto_steps, fedavg
-from simfbo.algorithms._auto_steps import most_probes
-from simfbo.algorithms._plan import FromPlan
+from simfbo.algorithms.steps.auto import FromPlan, most_probes
 from simfbo.core.data import FederatedData
 from simfbo.core.ledger import Ledger, Traffic
 from simfbo.core.method import Method

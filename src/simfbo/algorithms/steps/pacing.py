@@ -2,7 +2,7 @@
 
 A run is divided into windows of 2 sqrt(kappa) iterations, twice the time in which y and v settle.
 With h the mean hypergradient of a window and h' that of the one before, two numbers without units
-are taken at its end:
+are computed at its end:
 
     lag  = ||y's move|| / (2 ||y||), or v's where that is larger: by how much y and v change in the
            time in which they settle. A move across the previous one is noise and does not count.
@@ -13,7 +13,6 @@ x waits until the lag is small. Then its pace is halved whenever lag or turn is 
 while both are small.
 """
 
-import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -54,7 +53,7 @@ class Window(NamedTuple):
     power_before: jax.Array
 
 
-class Paced(NamedTuple):
+class UpperPace(NamedTuple):
     """The state of x's rule: iterations, iterations since x moves, Adam's moments, and the pace."""
 
     iteration: jax.Array
@@ -89,10 +88,11 @@ def size_of(x: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [size or float(usual) for size in sizes])
 
 
-def length_of(rate: float, rounds: int) -> int:
+def length_of(rate: Scalar, rounds: int) -> jax.Array:
     """Return the iterations of a window: 2 sqrt(kappa), but at most a tenth of the run."""
     least = min(_SHORTEST, max(_SHORT_RUN, rounds // (2 * _SHARE)))
-    return max(least, min(math.ceil(2 / rate), rounds // _SHARE))
+    length = jnp.minimum(jnp.ceil(2 / jnp.asarray(rate, float)), rounds // _SHARE)
+    return jnp.maximum(least, length).astype(jnp.int32)
 
 
 def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
@@ -113,7 +113,6 @@ def emptied(window: Window, start: Point[PyTree]) -> Window:
     return window._replace(start=start, **zeros)
 
 
-@jax.jit
 def closed(window: Window, after: Point[PyTree], settles: Scalar) -> tuple[Window, jax.Array]:
     """End a window.
 
@@ -127,35 +126,35 @@ def closed(window: Window, after: Point[PyTree], settles: Scalar) -> tuple[Windo
         v that was noise.
     """
     move = trees.subtract(after, window.start)
-    parts = [part for part in zip(window.move, move, after, strict=True) if part[1] is not None]
-    ratios = jnp.stack([_ratio(new, now) for _, new, now in parts])
-    aligned = jnp.stack([_cosine(old, new) >= _ALIGNED for old, new, _ in parts])
-    aligned |= window.index == 0
-    lag = jnp.max(jnp.where(aligned, ratios, 0.0)) / settles
-    noise = jnp.max(jnp.where(aligned, 0.0, ratios))
-    next_window = Window(
-        window.index + 1,
-        after,
-        move,
-        trees.zeros_like(window.pull),
-        jnp.zeros_like(window.power),
-        window.pull,
-        window.power,
-    )
-    return next_window, jnp.stack([lag, _turn(window), noise])
+    ratios, aligned = [], []
+    for before, now, z in zip(window.move, move, after, strict=True):
+        if now is None:
+            continue
+        square = _square(now)
+        ratios.append(jnp.where(square > 0, jnp.sqrt(square / _square(z)), 0.0))
+        lengths = jnp.sqrt(_square(before)) * jnp.sqrt(square)
+        cosine = trees.dot(before, now).astype(float) / jnp.where(lengths > 0, lengths, 1.0)
+        aligned.append((cosine >= _ALIGNED) | (window.index == 0))
+    lag = jnp.max(jnp.where(jnp.stack(aligned), jnp.stack(ratios), 0.0)) / settles
+    noise = jnp.max(jnp.where(jnp.stack(aligned), 0.0, jnp.stack(ratios)))
+    new, old = window.pull, window.pull_before
+    clear = (_square(new) > 2 * window.power) & (_square(old) > 2 * window.power_before)
+    turn = 1 - trees.dot(new, old).astype(float) / jnp.where(clear, _square(old), 1)
+    index = window.index + jnp.ones((), window.index.dtype)
+    after_it = Window(index, after, move, new, window.power, new, window.power)
+    return emptied(after_it, after), jnp.stack([lag, jnp.where(clear, turn, 0.0), noise])
 
 
-def next_pace(pace: float, most: float, lag: float, turn: float, early: bool) -> float:
+def next_pace(pace: Any, most: Any, lag: Any, turn: Any, early: Any) -> jax.Array:
     """Return the pace for the next window, once x moves."""
-    if lag > _LARGE_LAG or turn > _LARGE_TURN:
-        return pace / 2
-    faster = early and lag < _SMALL_LAG and turn < _SMALL_TURN
-    return min(2 * pace, most) if faster else pace
+    slower = (lag > _LARGE_LAG) | (turn > _LARGE_TURN)
+    faster = early & (lag < _SMALL_LAG) & (turn < _SMALL_TURN)
+    return jnp.where(slower, pace / 2, jnp.where(faster, jnp.minimum(2 * pace, most), pace))
 
 
-def may_start(window: Window, lag: float) -> bool:
+def may_start(window: Window, lag: Any) -> Any:
     """Return whether y and v are near their solutions, after two windows at least."""
-    return int(window.index) >= 2 and lag < _SMALL_LAG
+    return (window.index >= 2) & (lag < _SMALL_LAG)
 
 
 def with_rates(
@@ -164,15 +163,21 @@ def with_rates(
     """Set the pace of x, the step and momentum of y and v, and the iteration of all schedules."""
 
     def changed(part: Any) -> Any:
-        if isinstance(part, Paced):
-            return part._replace(pace=_number(pace), iteration=_count(iteration))
-        if isinstance(part, Following):
-            return part._replace(
-                gamma=_number(gamma), momentum=_number(momentum), iteration=_count(iteration)
-            )
-        return part
+        if not isinstance(part, UpperPace | Following):
+            return part
+        part = part._replace(iteration=_like(iteration, np.int32))
+        if isinstance(part, UpperPace):
+            return part._replace(pace=_like(pace))
+        return part._replace(gamma=_like(gamma), momentum=_like(momentum))
 
-    return jax.tree.map(changed, state, is_leaf=lambda part: isinstance(part, (Paced, Following)))
+    return jax.tree.map(
+        changed, state, is_leaf=lambda part: isinstance(part, UpperPace | Following)
+    )
+
+
+def _like(value: Scalar, dtype: Any = float) -> jax.Array:
+    """Return a number as an array, as it may be traced."""
+    return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, dtype))
 
 
 def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
@@ -184,11 +189,11 @@ def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
     """
     leaves, structure = jax.tree.flatten(scale)
     follow = following(rounds)
-    return Point(_paced_adam(tuple(leaves), structure, rounds), follow, follow)
+    return Point(_shared_adam(tuple(leaves), structure, rounds), follow, follow)
 
 
 @lru_cache(maxsize=32)
-def _paced_adam(sizes: tuple[float, ...], structure: Any, rounds: int) -> Any:
+def _shared_adam(sizes: tuple[float, ...], structure: Any, rounds: int) -> Any:
     return paced_adam(jax.tree.unflatten(structure, sizes), rounds)
 
 
@@ -206,7 +211,7 @@ def following(rounds: int) -> optax.GradientTransformation:
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
         speed = trees.add_scaled(updates, state.momentum, state.speed)
         late = jnp.maximum(0.0, 2 * jnp.asarray(state.iteration, float) / rounds - 1)
-        step = trees.scale(-state.gamma * cosine(0.9 * late), speed)
+        step = trees.scale(-state.gamma * half_cosine(0.9 * late), speed)
         return step, state._replace(iteration=state.iteration + 1, speed=speed)
 
     return optax.GradientTransformation(init, update)
@@ -216,85 +221,53 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
     """Return Adam for x, at the pace in its state, which decays from its first move on.
 
     While the pace is zero x stands still and nothing is remembered: before y and v are near their
-    solutions, the direction of x is far larger than the hypergradient.
+    solutions, the direction of x is far larger than the hypergradient. Adam's floor is relative to
+    all coordinates, so that units do not matter.
 
     Args:
         scale: what a step of size one is, by leaf.
         rounds: of the run.
     """
 
-    def init(params: PyTree) -> Paced:
+    def init(params: PyTree) -> UpperPace:
         zero, none = trees.on_device(np.zeros((), np.int32)), trees.host_zeros(params)
-        return Paced(zero, zero, none, none, trees.on_device(np.zeros(())))
+        return UpperPace(zero, zero, none, none, trees.on_device(np.zeros(())))
 
-    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Paced]:
-        d, on = updates, state.pace > 0
+    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, UpperPace]:
+        on = state.pace > 0
         moved = state.moved + on.astype(jnp.int32)
-        first = _decayed(_ADAM_FIRST, state.first, d, on)
-        second = _decayed(_ADAM_SECOND, state.second, jax.tree.map(jnp.square, d), on)
+
+        def decayed(keep: float, mean: PyTree, new: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda m, n: jnp.where(on, jnp.asarray(keep, m.dtype) * m + (1 - keep) * n, m),
+                mean, new,
+            )  # fmt: skip
+
+        first = decayed(_ADAM_FIRST, state.first, updates)
+        second = decayed(_ADAM_SECOND, state.second, jax.tree.map(jnp.square, updates))
         done, left = (jnp.asarray(n, float) for n in (state.moved, rounds - state.iteration))
-        speed = state.pace * cosine(done / jnp.maximum(done + left, 1.0))
-        unit = _normalised(first, second, moved)
-        step = jax.tree.map(lambda s, u: (-speed * s).astype(u.dtype) * u, scale, unit)
-        return step, Paced(state.iteration + 1, moved, first, second, state.pace)
+        speed = state.pace * half_cosine(done / jnp.maximum(done + left, 1.0))
+        count = jnp.maximum(moved, 1).astype(float)
+        mean, square = 1 - _ADAM_FIRST**count, 1 - _ADAM_SECOND**count
+        sizes = jax.tree.map(lambda n: jnp.sqrt(n / square.astype(n.dtype)), second)
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(sizes))
+        usual = jnp.sqrt(trees.squared_norm(sizes) / numbers)
+        floor = jnp.where(usual > 0, _ADAM_FLOOR * usual, 1)
+
+        def step(s: float, m: jax.Array, size: jax.Array) -> jax.Array:
+            unit = m / mean.astype(m.dtype) / (size + floor.astype(size.dtype))
+            return (-speed * s).astype(m.dtype) * unit
+
+        moves = jax.tree.map(step, scale, first, sizes)
+        return moves, UpperPace(state.iteration + 1, moved, first, second, state.pace)
 
     return optax.GradientTransformation(init, update)
 
 
-def cosine(share: Scalar) -> jax.Array:
+def half_cosine(share: Scalar) -> jax.Array:
     """Return a half cosine, from one to zero, of the share of a run that is over."""
     return (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0))) / 2
 
 
-def _decayed(keep: float, mean: PyTree, new: PyTree, on: jax.Array) -> PyTree:
-    """Return a moving average with one more value; unchanged while it is off."""
-    return jax.tree.map(
-        lambda m, n: jnp.where(on, jnp.asarray(keep, m.dtype) * m + (1 - keep) * n, m), mean, new
-    )
-
-
-def _normalised(first: PyTree, second: PyTree, count: jax.Array) -> PyTree:
-    """Return Adam's direction; its floor is relative, so that units do not matter."""
-    t = jnp.maximum(count, 1).astype(float)
-    mean, square = 1 - _ADAM_FIRST**t, 1 - _ADAM_SECOND**t
-    sizes = jax.tree.map(lambda n: jnp.sqrt(n / square.astype(n.dtype)), second)
-    leaves = jax.tree.leaves(sizes)
-    usual = jnp.sqrt(trees.squared_norm(sizes) / sum(leaf.size for leaf in leaves))
-
-    floor = jnp.where(usual > 0, _ADAM_FLOOR * usual, 1)
-
-    def unit(m: jax.Array, size: jax.Array) -> jax.Array:
-        return m / mean.astype(m.dtype) / (size + floor.astype(size.dtype))
-
-    return jax.tree.map(unit, first, sizes)
-
-
-def _turn(window: Window) -> jax.Array:
-    """Return the turn; zero where either mean is no larger than its noise."""
-    new, old = window.pull, window.pull_before
-    clear = (_square(new) > 2 * window.power) & (_square(old) > 2 * window.power_before)
-    turn = 1 - trees.dot(new, old).astype(float) / jnp.where(clear, _square(old), 1)
-    return jnp.where(clear, turn, 0.0)
-
-
-def _ratio(move: PyTree, now: PyTree) -> jax.Array:
-    """Return ||move|| / ||now||; zero where nothing moved."""
-    return jnp.where(_square(move) > 0, jnp.sqrt(_square(move) / _square(now)), 0.0)
-
-
-def _cosine(a: PyTree, b: PyTree) -> jax.Array:
-    lengths = jnp.sqrt(_square(a)) * jnp.sqrt(_square(b))
-    return jnp.where(lengths > 0, trees.dot(a, b).astype(float) / lengths, 0.0)
-
-
 def _square(tree: PyTree) -> jax.Array:
     return trees.squared_norm(tree).astype(float)
-
-
-def _number(value: Scalar) -> jax.Array:
-    """Return a number of the usual precision, as it may be traced."""
-    return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, float))
-
-
-def _count(value: Scalar) -> jax.Array:
-    return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, np.int32))
