@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from simfbo.codecs.messages import Codecs
 from simfbo.core import keys, trees
-from simfbo.core.data import FederatedData, OwnSplit, Split
+from simfbo.core.data import FederatedData, Split
 from simfbo.core.exchange import Exchange, ExchangeReport
 from simfbo.core.gate import Gate, limit_of
 from simfbo.core.keys import HostDraw
@@ -265,7 +265,7 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
     return order, np.int32(first.sum()), np.int32(end)
 
 
-def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split | OwnSplit, Split | OwnSplit]:
+def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split, Split]:
     """Return lower and upper samples as programs take them.
 
     They are stacked client by client, and divided between devices, if there are several; on one
