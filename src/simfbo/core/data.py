@@ -8,10 +8,11 @@ the same arrays.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,11 +23,7 @@ from simfbo.core.validation import require_alike, require_arrays, rows_not_finit
 from simfbo.errors import UserError
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["samples", "rows", "start", "count"],
-    meta_fields=["batch_size", "largest", "equal"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Split:
     """One part (lower or upper) of the clients' data.
@@ -48,9 +45,9 @@ class Split:
     rows: Any
     start: Any
     count: jax.Array
-    batch_size: int | None
-    largest: int
-    equal: bool
+    batch_size: int | None = eqx.field(static=True)
+    largest: int = eqx.field(static=True)
+    equal: bool = eqx.field(static=True)
 
     @property
     def is_stacked(self) -> bool:

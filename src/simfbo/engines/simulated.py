@@ -145,9 +145,10 @@ class SimulatedFederation(Engine):
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         rules, number = self.rules(call.name), self.ledger.total.rounds + 1
         clients, ids = self.clients(limit_of(rules)), np.asarray(call.cohort.ids, np.int32)
-        if any(isinstance(draw, HostDraw) for draw in (*clients.work.draws, clients.absence)):
-            work = clients.work.given(call.key, ids)
-            absence = keys.given(clients.absence, call.key, ids)
+        draws = clients.work.tau, clients.work.rule, clients.absence
+        if any(isinstance(draw, HostDraw) for draw in draws):
+            work = clients.work.draw_on_host(call.key, ids)
+            absence = keys.draw_on_host(clients.absence, call.key, ids)
             clients = replace(clients, work=work, absence=absence)
         step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
         inputs = (clients, step.numbers, jax.tree.map(jnp.asarray, call.payload), ids, weights,
