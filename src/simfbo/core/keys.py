@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from simfbo.core.problem import Scalar
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import NeedsHost
 
 _key_data = jax.jit(jax.random.key_data)
@@ -187,7 +187,7 @@ class HostDraw(eqx.Module):
 
 
 class HostValues(eqx.Module):
-    """Values that were drawn on the host, by position in the cohort."""
+    """Values drawn on the host, by position in the cohort."""
 
     values: Shaped[Any, " cohort"]
 
@@ -196,6 +196,10 @@ class HostValues(eqx.Module):
         return self.values
 
 
-def draw_on_host(draw: Any, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Any:
-    """Replace a `HostDraw` by its values; return any other draw as it is."""
-    return HostValues(draw.draw(key, ids)) if isinstance(draw, HostDraw) else draw
+def draw_on_host(draws: PyTree, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Any:
+    """Replace every `HostDraw` in a pytree of draws by its values."""
+    return jax.tree.map(
+        lambda draw: HostValues(draw.draw(key, ids)) if isinstance(draw, HostDraw) else draw,
+        draws,
+        is_leaf=lambda draw: isinstance(draw, HostDraw),
+    )

@@ -17,7 +17,7 @@ and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -206,11 +206,6 @@ class Work(eqx.Module):
         norm = self.plan(key, np.arange(p.shape[0], dtype=np.int32)).norm
         return norm if jnp.ndim(norm) == 0 else p @ norm
 
-    def draw_on_host(self, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Work:
-        """Replace draws on the host by their values."""
-        tau, rule = (keys.draw_on_host(draw, key, ids) for draw in (self.tau, self.rule))
-        return replace(self, tau=tau, rule=rule)
-
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -244,7 +239,7 @@ class LocalWork:
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
         """Draw the plan of all n clients, or of some, for the exchange of `key`."""
         everyone = np.arange(n, dtype=np.int32)
-        plan = self.resolved(n).draw_on_host(key, everyone).plan(key, everyone)
+        plan = keys.draw_on_host(self.resolved(n), key, everyone).plan(key, everyone)
         if not np.ndim(plan.tau):
             plan = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), plan)
         return jax.tree.map(np.asarray, plan)[clients]
@@ -294,8 +289,8 @@ class LocalWork:
     @property
     def _listed(self) -> tuple[Any, ...]:
         rules: Any = self.rules
-        several = isinstance(rules, Sequence) and not isinstance(rules, LocalRule)
-        return tuple(rules) if several else (rules,)
+        alone = isinstance(rules, LocalRule) or not isinstance(rules, Sequence)
+        return (rules,) if alone else tuple(rules)
 
     @property
     def _most(self) -> np.ndarray:
@@ -323,12 +318,11 @@ def _tables(rules: Sequence[LocalRule], tau_max: int) -> tuple[Any, ...]:
 
 def _require_coefficients(tau: Any, most: Any) -> None:
     """Raise if a client takes more steps than its rule has coefficients for."""
-    taken, given = map(np.ravel, np.broadcast_arrays(tau, most))
-    if (short := taken > given).any():
-        first = np.argmax(short)
+    tau, most = map(np.ravel, np.broadcast_arrays(tau, most))
+    if (short := tau > most).any():
         raise UserError(
-            f"{given[first]:.0f} local coefficients are given for up to {taken[first]} steps: give "
-            "one per step."
+            f"{most[short][0]:.0f} local coefficients are given for up to {tau[short][0]} steps: "
+            "give one per step."
         )
 
 

@@ -1,4 +1,4 @@
-"""Samplers: which clients take part in a round, and with which weights.
+"""Samplers: the clients that take part in a round, and their weights.
 
 The weights of a cohort make every weighted sum unbiased:
 
@@ -48,7 +48,7 @@ class Cohort(NamedTuple):
     weights: Float[Any, " cohort"]
 
     def is_everyone(self, n: int) -> bool:
-        """Return whether it is known, also in a trace, that all n clients take part once."""
+        """Return whether all n clients certainly take part once; in a trace this can be unknown."""
         ids = self.ids
         return isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(n))
 
@@ -227,8 +227,8 @@ def with_replacement(size: int) -> Sampler:
 def drop_out(rate: float) -> DropOut:
     """Simulate drop-outs: each sampled client fails to reply with probability `rate`.
 
-    Whether a client drops out depends on the exchange and the client, never on who else was
-    sampled. Pass the result as `absence` to an engine.
+    A drop-out depends on the exchange and the client, never on the rest of the cohort. Pass the
+    result as `absence` to an engine.
 
     Example:
         >>> import jax, numpy as np

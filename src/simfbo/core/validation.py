@@ -62,12 +62,12 @@ def _suggested_shape(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTr
             return False
 
     sizes = sorted({n for leaf in jax.tree.leaves((x, y, batch)) for n in leaf.shape if n > 1})
-    for name, given in (("y0", y), ("x0", x)):
-        if not isinstance(given, jax.ShapeDtypeStruct):  # a pytree
+    for name, old in (("y0", y), ("x0", x)):
+        if not isinstance(old, jax.ShapeDtypeStruct):  # a pytree
             continue
-        for axes in dict.fromkeys((min(given.ndim, 2), 1, 2)):
+        for axes in dict.fromkeys((min(old.ndim, 2), 1, 2)):
             shapes = list(product(sizes[:_MOST], repeat=axes))
-            arrays = [jax.ShapeDtypeStruct(shape, given.dtype) for shape in shapes]
+            arrays = [jax.ShapeDtypeStruct(shape, old.dtype) for shape in shapes]
             fits = [a.shape for a in arrays if (works(x, a) if name == "y0" else works(a, y))]
             if len(fits) == 1:
                 return f": {name} must be of shape {fits[0]}"

@@ -213,11 +213,11 @@ class Engine(ABC):
         if not work.assigned:
             return None
         everyone = np.arange(self.n, dtype=np.int32)
-        return float(_mean_norm(work.draw_on_host(key, everyone), key, self.data.p))
+        return float(_mean_norm(keys.draw_on_host(work, key, everyone), key, self.data.p))
 
     def plan(self, key: jax.Array, ids: np.ndarray) -> LocalPlan:
         """Return the local work of a cohort, by position."""
-        plan = _planned(self.draws[1].draw_on_host(key, ids), key, ids)
+        plan = _planned(keys.draw_on_host(self.draws[1], key, ids), key, ids)
         return jax.tree.map(np.asarray, plan)
 
     def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:

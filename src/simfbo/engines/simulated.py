@@ -24,7 +24,6 @@ from simfbo.core import keys, trees
 from simfbo.core.data import FederatedData, Split
 from simfbo.core.exchange import Exchange, ExchangeReport
 from simfbo.core.gate import Gate, limit_of
-from simfbo.core.keys import HostDraw
 from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Parts
 from simfbo.core.problem import Point, PyTree
@@ -145,11 +144,8 @@ class SimulatedFederation(Engine):
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         rules, number = self.rules(call.name), self.ledger.total.rounds + 1
         clients, ids = self.clients(limit_of(rules)), np.asarray(call.cohort.ids, np.int32)
-        draws = clients.work.tau, clients.work.rule, clients.absence
-        if any(isinstance(draw, HostDraw) for draw in draws):
-            work = clients.work.draw_on_host(call.key, ids)
-            absence = keys.draw_on_host(clients.absence, call.key, ids)
-            clients = replace(clients, work=work, absence=absence)
+        work, absence = keys.draw_on_host((clients.work, clients.absence), call.key, ids)
+        clients = replace(clients, work=work, absence=absence)
         step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
         inputs = (clients, step.numbers, jax.tree.map(jnp.asarray, call.payload), ids, weights,
                   call.key, self.client_memory, np.int32(number))  # fmt: skip
