@@ -269,7 +269,8 @@ class LocalWork:
 
         tau = prepared(
             self.draw, range(1, self.tau_max + 1),
-            f"Numbers of local steps must lie between 1 and {self.tau_max}.",
+            f"Numbers of local steps must lie between 1 and {self.tau_max}, one for each of {n} "
+            "clients.",
         )  # fmt: skip
         own = PerClient(everyone) if len(rules) > 1 else SameForAll(0)
         rule = prepared(

@@ -161,11 +161,11 @@ def variable(tree: PyTree, name: str) -> PyTree:
         array = _as_array(leaf)
         if array.dtype.kind in _NOT_NUMBERS:
             raise UserError(f"{name} holds {brief(leaf)}: give arrays of numbers.")
-        if array.dtype.kind in "biu":
+        if array.dtype.kind in "biu" or not hasattr(leaf, "dtype"):  # also numbers of Python's
             array = np.asarray(array, jnp.result_type(float))
         if not np.isfinite(np.asarray(array)).all():
             raise UserError(f"{name} holds NaN or infinite numbers: start from finite ones.")
-        return leaf if array.dtype == getattr(leaf, "dtype", None) else array
+        return array
 
     return jax.tree.map(floats, tree)
 
