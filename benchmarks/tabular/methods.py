@@ -19,7 +19,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from simfbo import Point, SimulatedFederation, run
 from simfbo.algorithms import auto_steps, fedavg
-from simfbo.core.data import roomy
+from simfbo.core.data import pad_to_buckets
 from simfbo.core.partition import by_user
 from simfbo.estimators import (
     FederatedLogistic,
@@ -164,7 +164,7 @@ def _fedavg(train: Rows, test: Rows, seed: int, choices, rounds: int) -> np.ndar
 def _averaged(method, setting, penalty: float, rounds: int) -> Point:
     """Return x for a penalty, and the y that FedAvg finds with it."""
     x = np.full_like(setting.x0, math.log(penalty / FLOOR - 1))
-    federation = SimulatedFederation(roomy(setting.data))
+    federation = SimulatedFederation(pad_to_buckets(setting.data))
     history = run(method, federation, x, setting.y0, rounds=rounds)
     return Point(x=x, y=history.state.y)
 

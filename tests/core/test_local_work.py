@@ -175,6 +175,7 @@ def test_uniform_once_or_every_round():
         (lambda: constant(0), "at least one local step"),
         (lambda: fixed([1, 0]), "each at least 1"),
         (lambda: fixed([1, 2])(KEY, 3), "2 numbers of local steps are given for 3 clients"),
+        (lambda: LocalWork(lambda key, n: np.ones(3, int), 1)(KEY, 2), "one for each of 2 clients"),
         (lambda: uniform(3, 2), "1 <= low <= high"),
         (lambda: proximal(1.0), r"\[0, 1\)"),
         (lambda: momentum(-0.1), r"\[0, 1\)"),

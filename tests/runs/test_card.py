@@ -6,7 +6,7 @@ from functional import Changed
 
 from simfbo import History, Point, SimulatedFederation, run
 from simfbo.algorithms import simfbo
-from simfbo.core.data import from_clients, roomy
+from simfbo.core.data import from_clients, pad_to_buckets
 from simfbo.privacy import Privacy, private
 from simfbo.runs import card, report
 from simfbo.tasks import quadratic
@@ -72,7 +72,7 @@ def test_rows_of_every_client():
         "| 0 | 3 | 2 |", "| 1 | 5 | 2 |", "| 2 | 1 | 7 |",
     ]  # fmt: skip
     # The same rows at both levels, also in arrays of other sizes, are counted once.
-    for data in (from_clients(parts, parts), roomy(from_clients(parts, parts))):
+    for data in (from_clients(parts, parts), pad_to_buckets(from_clients(parts, parts))):
         assert data_of(data)[0]["lower and upper"]["each"] == [3, 5, 1]
     # As many rows are not the same rows.
     alike = [np.zeros((count, 2)) for count in (3, 5, 1)]

@@ -8,131 +8,94 @@ the same arrays.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core._forms import not_finite, require_alike, require_arrays
 from simfbo.core.problem import Loss, PyTree, Scalar, Weighted, evaluate
 from simfbo.core.trees import on_device
+from simfbo.core.validation import require_alike, require_arrays, rows_not_finite
 from simfbo.errors import UserError
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["samples", "rows", "start", "count"],
-    meta_fields=["batch_size", "largest", "equal"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Split:
-    """One part (lower or upper) of every client's data.
+    """One part (lower or upper) of the clients' data.
+
+    The samples of all clients lie in common arrays or, once `stacked`, client after client along a
+    first axis: element i of every array is then a `Split` of client i alone.
 
     Attributes:
-        samples: pytree of arrays, sample after sample along the first axis.
-        rows: the clients' row numbers into `samples`, client after client.
-        start: where each client's rows begin.
-        count: how many each client has.
+        samples: pytree of arrays, with samples along the first axis, or the second if stacked.
+        rows: the clients' row numbers into `samples`, client after client; None if stacked.
+        start: the position of each client's first row number; None if stacked.
+        count: the number of samples of each client.
         batch_size: samples in a minibatch; None for full batches.
         largest: the largest count.
         equal: whether all counts are the same.
     """
 
     samples: PyTree
-    rows: jax.Array
-    start: jax.Array
+    rows: Any
+    start: Any
     count: jax.Array
-    batch_size: int | None
-    largest: int
-    equal: bool
+    batch_size: int | None = eqx.field(static=True)
+    largest: int = eqx.field(static=True)
+    equal: bool = eqx.field(static=True)
 
-    def batch(self, client: Scalar, key: jax.Array) -> PyTree:
-        """Return a batch of this client's samples: drawn with replacement by `key`, or all."""
-        if self.batch_size is None:
-            return self.full(client)
-        count = self.count[client]
-        picks = jax.random.randint(key, (self.batch_size,), 0, count, count.dtype)
-        return self._take(self.start[client] + picks)
-
-    def full(self, client: Scalar) -> PyTree:
-        """Return all of this client's samples, as a `Weighted` batch where counts are unequal."""
-        slots = jnp.arange(self.largest, dtype=self.count.dtype)
-        if self.equal:
-            return self._take(self.start[client] + slots)
-        count = self.count[client]
-        weights = jnp.where(slots < count, 1 / count.astype(float), 0.0)
-        return Weighted(self._take(self.start[client] + jnp.minimum(slots, count - 1)), weights)
+    @property
+    def is_stacked(self) -> bool:
+        """Return whether each client's samples are stored by themselves."""
+        return self.rows is None
 
     def size(self, client: Scalar) -> jax.Array:
-        """Return how many samples this client has."""
-        return self.count[client]
+        """Return a client's number of samples."""
+        return self.count if self.is_stacked else self.count[client]
 
-    def _take(self, places: jax.Array) -> PyTree:
-        rows = self.rows[places]
+    def batch(self, client: Scalar, key: jax.Array) -> PyTree:
+        """Draw a client's minibatch with replacement; or return its full batch."""
+        if self.batch_size is None:
+            return self.full(client)
+        count = self.size(client)
+        slots = jax.random.randint(key, (self.batch_size,), 0, count, count.dtype)
+        return self._take(client, slots)
+
+    def full(self, client: Scalar) -> PyTree:
+        """Return all of a client's samples, as a `Weighted` batch where counts are unequal."""
+        if self.is_stacked and self.equal:
+            return self.samples
+        slots = jnp.arange(self.largest, dtype=self.count.dtype)
+        if self.equal:
+            return self._take(client, slots)
+        count = self.size(client)
+        weights = jnp.where(slots < count, 1 / count.astype(float), 0.0)
+        if self.is_stacked:
+            return Weighted(self.samples, weights)
+        return Weighted(self._take(client, jnp.minimum(slots, count - 1)), weights)
+
+    def _take(self, client: Scalar, slots: jax.Array) -> PyTree:
+        rows = slots if self.is_stacked else self.rows[self.start[client] + slots]
         return jax.tree.map(lambda a: a[rows], self.samples)
 
-    def stacked(self) -> "OwnSplit":
-        """Return all clients' samples, client after client along a new first axis.
-
-        Those of clients that have fewer than the largest are padded with their last.
-        """
+    def stacked(self) -> "Split":
+        """Copy the samples client by client, padded to `largest` with each client's last."""
         start, count = np.asarray(self.start)[:, None], np.asarray(self.count)[:, None]
         rows = np.asarray(self.rows)[start + np.minimum(np.arange(self.largest), count - 1)]
         samples = jax.tree.map(lambda a: np.asarray(a)[rows], self.samples)
-        return OwnSplit(samples, self.count, self.batch_size, self.largest, self.equal)
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["samples", "count"],
-    meta_fields=["batch_size", "largest", "equal"],
-)
-@dataclass(frozen=True)
-class OwnSplit:
-    """One part of a single client's data, held by itself; it draws what `Split` draws.
-
-    Attributes:
-        samples: the client's samples, padded to `largest`.
-        count: how many of them are its own.
-        batch_size: as in `Split`.
-        largest: as in `Split`.
-        equal: as in `Split`.
-    """
-
-    samples: PyTree
-    count: jax.Array
-    batch_size: int | None
-    largest: int
-    equal: bool
-
-    def batch(self, client: Scalar, key: jax.Array) -> PyTree:
-        """Return a batch of the client's samples: drawn with replacement by `key`, or all."""
-        if self.batch_size is None:
-            return self.full(client)
-        picks = jax.random.randint(key, (self.batch_size,), 0, self.count, self.count.dtype)
-        return jax.tree.map(lambda a: a[picks], self.samples)
-
-    def full(self, client: Scalar) -> PyTree:
-        """Return all of the client's samples, as a `Weighted` batch where counts are unequal."""
-        if self.equal:
-            return self.samples
-        slots = jnp.arange(self.largest, dtype=self.count.dtype)
-        weights = jnp.where(slots < self.count, 1 / self.count.astype(float), 0.0)
-        return Weighted(self.samples, weights)
-
-    def size(self, client: Scalar) -> jax.Array:
-        """Return how many samples the client has."""
-        return self.count
+        return replace(self, samples=samples, rows=None, start=None)
 
 
 class ClientData(NamedTuple):
     """One client's view of the data: what its client steps may draw from."""
 
-    lower: Split | OwnSplit
-    upper: Split | OwnSplit
+    lower: Split
+    upper: Split
     client: Any
 
     def lower_batch(self, key: jax.Array) -> PyTree:
@@ -166,7 +129,7 @@ class FederatedData:
     ids: np.ndarray
 
     def client(self, i: Scalar | None) -> ClientData:
-        """Return client i's data; for None, a view that still has to be given a client."""
+        """Return client i's data; for None, a view whose client is set later."""
         return ClientData(self.lower, self.upper, i)
 
     @cached_property
@@ -174,14 +137,14 @@ class FederatedData:
         """Return the clients whose samples hold NaN or an infinite number."""
         found = np.zeros(self.n, bool)
         for part in (self.lower, self.upper):
-            if (bad := not_finite(part.samples)) is not None:
+            if len(bad := rows_not_finite(part.samples)):
                 hit = np.isin(np.asarray(part.rows), bad)
                 found |= np.logical_or.reduceat(hit, np.asarray(part.start))
         return self.ids[found].tolist()
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of samples, who holds which, weights, ids and batch sizes."""
+        """Return the SHA-256 of samples, their assignment, weights, ids and batch sizes."""
         lower, upper = self.lower, self.upper
         shared = lower.samples is upper.samples
         parts = [
@@ -224,9 +187,14 @@ def federate(
     require_arrays(samples, "The samples")
     samples = on_device(samples)
     length = _length(samples)
-    for rows in (*lower, *upper):
-        _require_rows(rows, length)
-    return _assemble(samples, lower, samples, upper, batch_size, p)
+    for rows in map(np.asarray, (*lower, *upper)):
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise UserError(
+                "Give each client an array of row numbers; np.flatnonzero makes them of a mask."
+            )
+        if rows.size and not 0 <= rows.min() <= rows.max() < length:
+            raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
+    return _assemble((samples, lower), (samples, upper), batch_size, p)
 
 
 def from_clients(
@@ -262,42 +230,49 @@ def from_clients(
         raise UserError(f"Give one of ids per client: got {len(ids)} for {len(lower)} clients.")
     for name, parts in (("lower", lower), ("upper", upper)):
         require_alike(parts, range(len(parts)) if ids is None else ids, name)
-    below = above = _concatenate(lower)
+
+    def concatenated(parts: Sequence[PyTree]) -> _Assigned:
+        samples = jax.tree.map(lambda *arrays: on_device(np.concatenate(arrays)), *parts)
+        ends = np.cumsum([_length(part) for part in parts])
+        return samples, np.split(np.arange(ends[-1]), ends[:-1])
+
+    below = above = concatenated(lower)
     if any(a is not b for a, b in zip_longest(lower, upper)):
-        above = _concatenate(upper)
-    return _assemble(*below, *above, batch_size, p, ids)
+        above = concatenated(upper)
+    return _assemble(below, above, batch_size, p, ids)
 
 
-def roomy(data: FederatedData) -> FederatedData:
-    """Return the same data in slightly larger arrays, whose sizes are among a few.
+def pad_to_buckets(data: FederatedData) -> FederatedData:
+    """Pad all arrays to sizes from a short list; the clients' computations stay the same.
 
-    Compiled programs depend on the sizes of arrays: data of nearly as many rows then shares them,
-    as the folds of a cross-validation do. What the clients compute stays the same.
+    Compiled programs depend on the sizes of arrays. Data sets of similar size, such as the folds of
+    a cross-validation, then share them.
     """
-    lower, upper = _roomy(data.lower), _roomy(data.upper)
+
+    def padded(array: Any) -> jax.Array:
+        extra = bucket_size(len(array)) - len(array)
+        return on_device(np.pad(array, [(0, extra), *[(0, 0)] * (np.ndim(array) - 1)]))
+
+    def split(part: Split) -> Split:
+        samples, rows = jax.tree.map(padded, (part.samples, part.rows))
+        largest = bucket_size(part.largest)
+        return replace(part, samples=samples, rows=rows, largest=largest, equal=False)
+
+    lower, upper = split(data.lower), split(data.upper)
     if data.lower.samples is data.upper.samples:  # held once, as before
         upper = replace(upper, samples=lower.samples)
     return replace(data, lower=lower, upper=upper)
 
 
-def rounded_up(count: int) -> int:
+def bucket_size(count: int) -> int:
     """Round a count up to three significant bits, by a quarter at most.
 
     Example:
-        >>> [rounded_up(count) for count in (3, 9, 455, 456)]
+        >>> [bucket_size(count) for count in (3, 9, 455, 456)]
         [3, 10, 512, 512]
     """
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
-
-
-def _roomy(part: Split) -> Split:
-    def padded(array: Any) -> Any:
-        extra = rounded_up(len(array)) - len(array)
-        return on_device(np.pad(array, [(0, extra), *[(0, 0)] * (np.ndim(array) - 1)]))
-
-    samples, rows = jax.tree.map(padded, (part.samples, part.rows))
-    return replace(part, samples=samples, rows=rows, largest=rounded_up(part.largest), equal=False)
 
 
 def pooled(loss: Loss, part: Split, p: np.ndarray) -> Callable[[PyTree, PyTree], jax.Array]:
@@ -311,74 +286,53 @@ def pooled(loss: Loss, part: Split, p: np.ndarray) -> Callable[[PyTree, PyTree],
     return total
 
 
+_Assigned = tuple[PyTree, Sequence[np.ndarray]]  # samples, and the rows of each client
+
+
 def _assemble(
-    lower_samples: PyTree,
-    lower: Sequence[np.ndarray],
-    upper_samples: PyTree,
-    upper: Sequence[np.ndarray],
+    lower: _Assigned,
+    upper: _Assigned,
     batch_size: int | None,
     p: Sequence[float] | None,
     ids: Sequence[int] | None = None,
 ) -> FederatedData:
-    """Return the two parts together, with weights."""
-    if len(lower) != len(upper) or not len(lower):
-        raise UserError(
-            f"Give lower and upper parts for the same clients: got {len(lower)} and {len(upper)}."
-        )
-    sizes = [len(a) + len(b) for a, b in zip(lower, upper, strict=True)]
-    return FederatedData(
-        lower=_split(lower_samples, lower, batch_size, "lower"),
-        upper=_split(upper_samples, upper, batch_size, "upper"),
-        p=checked_weights(sizes if p is None else p, len(lower)),
-        n=len(lower),
-        ids=np.asarray(range(len(lower)) if ids is None else ids, np.int32),
-    )
-
-
-def _split(
-    samples: PyTree, parts: Sequence[np.ndarray], batch_size: int | None, name: str
-) -> Split:
-    """Return a `Split` of the given rows, after a check that every client has some."""
-    count = np.array([len(part) for part in parts], np.int32)
-    if (count == 0).any():
-        empty = int(np.argmin(count))
-        raise UserError(
-            f"Client {empty} has no {name} samples: use fewer clients or another partition."
-        )
+    """Combine both parts, with weights."""
+    n, count = len(lower[1]), len(upper[1])
+    if n != count or not n:
+        raise UserError(f"Give lower and upper parts for the same clients: got {n} and {count}.")
     if batch_size is not None and (int(batch_size) != batch_size or batch_size < 1):
         raise UserError(f"batch_size must be a whole number of at least 1, got {batch_size}.")
-    return Split(
-        samples=samples,
-        rows=on_device(np.concatenate(parts).astype(np.int32)),
-        start=on_device((np.cumsum(count) - count).astype(np.int32)),
-        count=on_device(count),
-        batch_size=None if batch_size is None else int(batch_size),
-        largest=int(count.max()),
-        equal=bool((count == count[0]).all()),
-    )
 
-
-def _require_rows(rows: np.ndarray, length: int) -> None:
-    """Raise unless a client's rows are row numbers of `length` samples."""
-    array = np.asarray(rows)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UserError(
-            "Give each client an array of row numbers; np.flatnonzero makes them of a mask."
+    def split(part: _Assigned, name: str) -> Split:
+        samples, rows = part
+        count = np.array(list(map(len, rows)), np.int32)
+        if (count == 0).any():
+            raise UserError(
+                f"Client {np.argmin(count)} has no {name} samples: use fewer clients or another "
+                "partition."
+            )
+        return Split(
+            samples=samples,
+            rows=on_device(np.concatenate(rows).astype(np.int32)),
+            start=on_device((np.cumsum(count) - count).astype(np.int32)),
+            count=on_device(count),
+            batch_size=None if batch_size is None else int(batch_size),
+            largest=int(count.max()),
+            equal=bool((count == count[0]).all()),
         )
-    if array.size and not 0 <= array.min() <= array.max() < length:
-        raise UserError(f"A client's rows must lie between 0 and {length - 1}.")
 
-
-def _concatenate(parts: Sequence[PyTree]) -> tuple[PyTree, list[np.ndarray]]:
-    """Return all clients' samples in one pytree and each client's rows."""
-    samples = jax.tree.map(lambda *arrays: on_device(np.concatenate(arrays)), *parts)
-    sizes = [_length(part) for part in parts]
-    ends = np.cumsum(sizes)
-    return samples, [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    sizes = [len(a) + len(b) for a, b in zip(lower[1], upper[1], strict=True)]
+    return FederatedData(
+        lower=split(lower, "lower"),
+        upper=split(upper, "upper"),
+        p=checked_weights(sizes if p is None else p, n),
+        n=n,
+        ids=np.asarray(range(n) if ids is None else ids, np.int32),
+    )
 
 
 def _length(samples: PyTree) -> int:
-    """Return how many samples a pytree of arrays holds, after a check that all leaves agree."""
+    """Return the common length of the arrays in a pytree."""
     lengths = {len(leaf) for leaf in jax.tree.leaves(samples)}
     if len(lengths) != 1:
         raise UserError(
@@ -388,7 +342,7 @@ def _length(samples: PyTree) -> int:
 
 
 def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
-    """Return p as positive numbers that sum to one."""
+    """Normalise the clients' weights to sum to one; raise unless they are positive."""
     array = np.asarray(p, float)
     if n < 1 or array.shape != (n,) or not (array > 0).all() or not np.isfinite(array).all():
         raise UserError(f"The weights p must be {n} positive numbers, one per client.")
@@ -396,7 +350,7 @@ def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
 
 
 def digest(*arrays: Any) -> str:
-    """Return the SHA-256 of arrays, their types and shapes, in hexadecimal."""
+    """Compute the SHA-256 of arrays, their types and shapes, in hexadecimal."""
     found = hashlib.sha256()
     for array in map(np.asarray, arrays):
         found.update(f"{array.dtype}{array.shape}".encode())

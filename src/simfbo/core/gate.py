@@ -1,7 +1,7 @@
 """The gate before aggregation: the rules that a reply must satisfy to count.
 
 Every engine applies the same rules. A reply that breaks one is left out and recorded with its
-client and the reason; the others are reweighted. A weight never comes from a client.
+client and the reason; the others are reweighted. Clients never send weights.
 """
 
 from collections import Counter
@@ -19,13 +19,13 @@ from simfbo.errors import BadMessage, brief
 
 
 class Gate(NamedTuple):
-    """The rules that a reply must satisfy to count, as far as they can be set.
+    """The rules for replies that can be set.
 
     Attributes:
         max_norm: the largest norm of a message, over all its arrays; None for any finite norm,
             "auto" for five times the median norm of recent exchanges with the same client step.
         min_replies: the fewest replies that an exchange needs; with fewer the run ends.
-        open: let everything pass, because another gate follows.
+        open: admit all replies, because another gate follows.
     """
 
     max_norm: float | Literal["auto"] | None = None
@@ -34,13 +34,13 @@ class Gate(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What arrives from a client; nothing in it is trusted.
+    """A client's reply, of which nothing is trusted.
 
     Attributes:
-        client: who sends it.
-        exchange: the number of the exchange it answers.
+        client: the client's number.
+        exchange: the number of the exchange.
         arrays: the message, an array per leaf, by `names`; or its bytes, if it is coded.
-        repeat: which of the client's draws it answers, where a cohort holds the client twice.
+        repeat: 1 for the second reply of a client that is in the cohort twice, and so on.
     """
 
     client: object
@@ -50,12 +50,12 @@ class Reply(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """What passed the gate.
+    """The replies that pass the gate, and the refusals of all others.
 
     Attributes:
         messages: by position in the cohort; None where no reply counts.
-        squares: squared norms, by position and leaf; zero where there was nothing to measure.
-        refusals: what did not pass.
+        squares: squared norms, by position and leaf; zero where nothing was measured.
+        refusals: in the order of clients, silent ones last.
     """
 
     messages: list[Any]
@@ -63,26 +63,23 @@ class Admitted(NamedTuple):
     refusals: list[Refusal]
 
 
-Sender = tuple[int, int] | None  # client and repeat; None where they are unknown
-_MARGIN, _RECENT = 5.0, 5
-Finding = tuple[Reason, str]  # why a reply does not count, and the same in words
+Sender = tuple[int, int] | None  # client and repeat; None if unknown
+Finding = tuple[Reason, str]  # the kind of refusal, and the reason in words
 Decode = Callable[[int, bytes], dict[str, np.ndarray]]
+_MARGIN, _RECENT = 5.0, 5
 
 
 def admit(
     replies: Sequence[Any], request: Request, gate: Gate, decode: Decode | None = None
 ) -> Admitted:
-    """Return the messages that count, in the order of the cohort whatever the order of arrival.
+    """Check replies; the order of arrival does not matter.
 
     Args:
-        replies: whatever arrived.
-        request: what the cohort was sent.
+        replies: as they arrived; they can be anything.
+        request: sent to the cohort.
         gate: the rules.
         decode: (position, bytes) -> the message's arrays by name, where messages are coded; raises
             `BadMessage`.
-
-    Returns:
-        The messages by position, and the refusals.
 
     Example:
         >>> request = Request(1, "step", np.array([3, 8]), {"y": np.zeros(2, "float32")})
@@ -93,39 +90,54 @@ def admit(
         >>> [(refusal.client, refusal.text) for refusal in admitted.refusals]
         [(9, 'was not asked'), (3, 'did not reply')]
     """
-    positions: dict[Sender, int] = {sender: j for j, sender in enumerate(_senders(request.ids))}
-    counts = Counter(_sender(reply) for reply in replies if _is_timely(reply, request))
-    messages: list[Any] = [None] * len(request.ids)
-    squares = np.zeros((len(request.ids), len(names(request.like))))
+    repeats, leaves = occurrences(request.ids).tolist(), names(request.like)
+    senders = list(zip(request.ids.tolist(), repeats, strict=True))
+    positions: dict[Sender, int] = {sender: j for j, sender in enumerate(senders)}
+    messages: list[Any] = [None] * len(senders)
+    squares = np.zeros((len(senders), len(leaves)))
+
+    def is_timely(reply: object) -> bool:
+        return isinstance(reply, Reply) and _whole(reply.exchange) == request.number
+
+    counts = Counter(_sender(reply) for reply in replies if is_timely(reply))
     refused: list[tuple[int | None, Finding]] = []
-    silent = dict(positions)
     for reply in replies:
-        position = positions.get(_sender(reply))
-        finding = _stray(reply, request, position, counts)
-        if finding is None and position is not None:
-            arrays, wrong = _opened(reply.arrays, position, decode)
+        sender, finding = _sender(reply), None
+        position = positions.get(sender)
+        if not isinstance(reply, Reply):
+            finding = Reason.MALFORMED, f"sent a {type(reply).__name__}, which is no reply"
+        elif position is None:
+            finding = Reason.NOT_REQUESTED, Reason.NOT_REQUESTED.text
+        elif not is_timely(reply):
+            number = f"answered exchange {brief(reply.exchange)}, not {request.number}"
+            finding = Reason.WRONG_EXCHANGE, number
+        elif counts[sender] > 1:  # all are rejected, so that the order of arrival does not matter
+            finding = Reason.DUPLICATE, Reason.DUPLICATE.text
+        else:
+            arrays, wrong = _decoded(reply.arrays, position, decode)
             if wrong := wrong or mismatch(arrays, request.like):
                 finding = Reason.MALFORMED, wrong
             else:
-                message = _rebuilt(arrays, request.like)
+                flat = [np.asarray(arrays[name]) for name in leaves]
+                message = jax.tree.unflatten(jax.tree.structure(request.like), flat)
                 squares[position] = np.asarray(squared_norms(message))
-                finding = too_large(squares[position], names(request.like), gate)
+                finding = too_large(squares[position], leaves, gate)
                 messages[position] = message if finding is None else None
-        if position is not None and _is_timely(reply, request):
-            silent.pop(_sender(reply), None)
         if finding is not None:
-            refused.append((_client(reply), finding))
-    order = sorted(refused, key=lambda pair: (-1 if pair[0] is None else pair[0], pair[1][1]))
+            client = _whole(reply.client) if isinstance(reply, Reply) else None
+            refused.append((client, finding))
+    refused.sort(key=lambda pair: (-1 if pair[0] is None else pair[0], pair[1][1]))
     missing = Reason.NO_REPLY, Reason.NO_REPLY.text
-    order += [(sender[0], missing) for sender in silent if sender is not None]
+    refused += [(client, missing) for client, repeat in senders if (client, repeat) not in counts]
     refusals = [
-        Refusal(request.number, request.client_step, client, *finding) for client, finding in order
+        Refusal(request.number, request.client_step, client, *finding)
+        for client, finding in refused
     ]
     return Admitted(messages, squares, refusals)
 
 
-def _opened(arrays: Any, position: int, decode: Decode | None) -> tuple[Any, str | None]:
-    """Return the arrays of a reply and, if they cannot be decoded, why not."""
+def _decoded(arrays: Any, position: int, decode: Decode | None) -> tuple[Any, str | None]:
+    """Decode the arrays of a reply; return the error if that fails."""
     if decode is None:
         return arrays, None
     if not isinstance(arrays, bytes):
@@ -137,18 +149,16 @@ def _opened(arrays: Any, position: int, decode: Decode | None) -> tuple[Any, str
 
 
 def squared_norms(message: PyTree) -> jax.Array:
-    """Return the squared norm of every leaf; not finite where the leaf is not, or overflows."""
+    """Compute the squared norm of every leaf; not finite where the leaf is not, or overflows."""
     wide = jnp.result_type(float)
     flat = [jnp.ravel(leaf).astype(wide) for leaf in jax.tree.leaves(message)]
     return jnp.stack([jnp.vdot(leaf, leaf) for leaf in flat]) if flat else jnp.zeros(0)
 
 
 def within(squares: jax.Array, limit: Scalar | None) -> jax.Array:
-    """Return whether a message of these squared norms passes; `too_large` says why not.
+    """Compare squared norms by leaf with the largest norm, which may be infinite.
 
-    Args:
-        squares: by leaf.
-        limit: the largest norm, which may be infinite; None lets everything pass.
+    With a limit of None every message passes. `too_large` gives the reason for one that does not.
     """
     total = jnp.sum(squares)
     if limit is None:
@@ -160,33 +170,33 @@ def limit_of(gate: Gate) -> float | None:
     """Return the largest norm that passes a gate whose limit is a number; None if it is open."""
     if gate.open:
         return None
-    assert gate.max_norm != "auto", "a limit of its own for every exchange"
+    assert gate.max_norm != "auto", "the automatic limit differs between exchanges"
     return np.inf if gate.max_norm is None else gate.max_norm
 
 
 def median_norm(squares: np.ndarray) -> float:
-    """Return the median norm of all finite replies, admitted or not; 0 if there is none."""
+    """Compute the median norm of all finite replies, admitted or not; 0 if there are none."""
     totals = squares.sum(1)
     norms = np.sqrt(totals[np.isfinite(totals) & (totals > 0)])
     return float(np.median(norms)) if len(norms) else 0.0
 
 
 def auto_limit(medians: Sequence[float]) -> float | None:
-    """Return five times the largest of recent median norms; None if there is none yet.
+    """Return five times the largest of recent median norms; None if there are none yet.
 
-    A median, so that less than half of the clients cannot raise it; the largest, so that messages
-    may shrink and grow again.
+    Less than half of the clients cannot raise a median. The largest of them allows messages to
+    shrink and grow again.
     """
     return _MARGIN * max(medians) if medians else None
 
 
 def with_median(medians: Sequence[float], median: float) -> list[float]:
-    """Return the recent median norms with another one; messages that are all zero say nothing."""
+    """Append a median norm to the recent ones, unless all messages were zero."""
     return [*medians, *([median] if median > 0 else [])][-_RECENT:]
 
 
 def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding | None:
-    """Return why a message of these squared norms does not pass; None where it does."""
+    """Give the reason to reject a message of these squared norms; None if it passes."""
     if bool(within(jnp.asarray(squares, float), limit_of(gate))):
         return None
     for name, square in zip(leaves, squares, strict=True):
@@ -198,7 +208,7 @@ def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding
 
 
 def mismatch(arrays: object, like: PyTree) -> str | None:
-    """Return how a reply's arrays differ in kind from what was asked for; None where not."""
+    """Describe how a reply's arrays differ in kind from those requested; None if they agree."""
     expected = dict(zip(names(like), jax.tree.leaves(like), strict=True))
     if not isinstance(arrays, dict):
         return f"sent a {type(arrays).__name__} in place of named arrays"
@@ -218,7 +228,7 @@ def mismatch(arrays: object, like: PyTree) -> str | None:
 
 
 def occurrences(ids: np.ndarray) -> np.ndarray:
-    """Return how often each id of the sorted array stood before it, so that repeats differ.
+    """Count the occurrences of each id before it in a sorted array: repeats are numbered.
 
     Example:
         >>> occurrences(np.array([2, 5, 5, 5, 7])).tolist()
@@ -227,33 +237,7 @@ def occurrences(ids: np.ndarray) -> np.ndarray:
     return (np.arange(len(ids)) - np.searchsorted(ids, ids)).astype(np.int32)
 
 
-def _stray(
-    reply: object, request: Request, position: int | None, counts: Counter[Sender]
-) -> Finding | None:
-    """Return why a reply does not belong to this exchange; None where it does."""
-    if not isinstance(reply, Reply):
-        return Reason.MALFORMED, f"sent a {type(reply).__name__}, which is no reply"
-    if position is None:
-        return Reason.NOT_REQUESTED, Reason.NOT_REQUESTED.text
-    if not _is_timely(reply, request):
-        number = f"answered exchange {brief(reply.exchange)}, not {request.number}"
-        return Reason.WRONG_EXCHANGE, number
-    # Which of them arrived first must not matter, so all are discarded.
-    return (Reason.DUPLICATE, Reason.DUPLICATE.text) if counts[_sender(reply)] > 1 else None
-
-
-def _is_timely(reply: object, request: Request) -> bool:
-    """Return whether a reply says that it answers this exchange."""
-    return isinstance(reply, Reply) and _whole(reply.exchange) == request.number
-
-
-def _client(reply: object) -> int | None:
-    """Return who sent a reply, as far as it says."""
-    return _whole(reply.client) if isinstance(reply, Reply) else None
-
-
 def _sender(reply: object) -> Sender:
-    """Return client and repeat of a reply, as far as it says."""
     if not isinstance(reply, Reply):
         return None
     client, repeat = _whole(reply.client), _whole(reply.repeat)
@@ -261,18 +245,7 @@ def _sender(reply: object) -> Sender:
 
 
 def _whole(value: object) -> int | None:
-    """Return an untrusted value as a whole number; None where it is none."""
+    """Convert an untrusted value to a whole number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
     return int(value) if abs(int(value)) < 2**63 else None
-
-
-def _senders(ids: np.ndarray) -> list[Sender]:
-    """Return client and repeat at every position of a cohort."""
-    return list(zip(ids.tolist(), occurrences(ids).tolist(), strict=True))
-
-
-def _rebuilt(arrays: dict[str, Any], like: PyTree) -> PyTree:
-    """Return the message that the arrays make up."""
-    leaves = [np.asarray(arrays[name]) for name in names(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from enum import IntEnum, unique
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from simfbo.core.problem import Scalar
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import NeedsHost
 
 _key_data = jax.jit(jax.random.key_data)
@@ -25,7 +25,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 
 @unique
 class Purpose(IntEnum):
-    """What a random draw is for. Committed results depend on these numbers: never reuse one."""
+    """The purpose of a random draw. Committed results depend on the numbers: never reuse one."""
 
     LOCAL_STEPS = 2
     PARTITION = 3
@@ -58,23 +58,30 @@ class Purpose(IntEnum):
 
 
 def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:
-    """Return a NumPy generator that depends only on `key`, or its data, and on `purpose`."""
+    """Create a NumPy generator that depends only on `key`, or its data, and on `purpose`."""
     words = (key if isinstance(key, np.ndarray) else np.asarray(_key_data(key))).tolist()
     return np.random.default_rng([int(purpose), *words])
 
 
 def seed_rng(seed: int, purpose: Purpose) -> np.random.Generator:
-    """Return a NumPy generator that depends only on `seed` and `purpose`."""
+    """Create a NumPy generator that depends only on `seed` and `purpose`."""
     return np.random.default_rng([int(purpose), seed])
 
 
+def secret_key() -> jax.Array:
+    """Create a key from the operating system's randomness, which cannot be reproduced."""
+    like = jax.random.key_data(jax.random.key(0))
+    words = np.frombuffer(os.urandom(like.nbytes), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words))
+
+
 def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
-    """Return a client's key: it depends on the exchange and the client, never on who else came."""
+    """Derive a client's key from that of the exchange, independent of the other clients."""
     return jax.random.fold_in(jax.random.fold_in(key, client), occurrence)
 
 
 def uniform(key: Key[Array, ""], purpose: Purpose, ids: Int[Any, " k"]) -> Float[Array, " k"]:
-    """Draw a number from [0, 1) for each client, which depends on nothing but key and client."""
+    """Draw a number from [0, 1) for each client, which depends on key and client alone."""
     key = jax.random.fold_in(key, int(purpose))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(ids))
     return jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
@@ -120,47 +127,67 @@ def keyed(draw: Callable[..., Any] | None = None, *, size: int | None = None) ->
 
 
 def is_constant(draw: Any) -> bool:
-    """Return whether a draw declares that it is the same in every round."""
+    """Return whether a draw on the host is declared with `constant`."""
     return getattr(draw, "depends_on", None) == "nothing"
 
 
-def is_keyed(draw: Any) -> bool:
-    """Return whether a draw declares that it depends on its arguments alone, or on nothing."""
-    return getattr(draw, "depends_on", None) in ("key", "nothing")
-
-
-def like_declared(of: Any, draw: D) -> D:
-    """Return a draw, declared as another one is."""
-    draw.depends_on = getattr(of, "depends_on", None)  # pyright: ignore[reportFunctionMemberAccess]
-    draw.__name__ = getattr(of, "__name__", type(of).__name__)
-    return draw
+FAILED: list[Exception] = []  # errors of draws on the host that compiled rounds called
 
 
 class HostDraw(eqx.Module):
-    """A NumPy function that draws a value for each client: (key, ids) -> values.
+    """A NumPy function (key, ids) -> values, one for each client.
 
     Attributes:
+        kind: of draw, in errors.
+        declaration: that lets compiled rounds call the function.
+        dtype: of the values.
         function: the function.
-        dtype: of its values.
     """
 
+    kind: ClassVar[str] = "draw"
+    declaration: ClassVar[str] = "keyed"
+    dtype: ClassVar[Any] = np.int32
+
     function: Callable[..., Any] = eqx.field(static=True)
-    dtype: Any = eqx.field(static=True, default=np.int32)
 
-    def draw(self, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> np.ndarray:
-        """Call the function."""
-        return np.asarray(self.function(key, ids), self.dtype)
+    def draw(self, key: Key[Array, ""], clients: Any) -> Any:
+        """Call the function on the host."""
+        return np.asarray(self.function(key, clients), self.dtype)
 
-    def __call__(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> Array:
-        """Call the function from inside a compiled program."""
-        if not is_keyed(self.function):
-            raise needs_host("draw", self.function, "keyed")
-        like = jax.ShapeDtypeStruct(ids.shape, self.dtype)
-        return call_host(self.draw, like, key, jnp.asarray(ids))
+    def like(self, clients: Any) -> Any:
+        """Return the values' shapes and dtypes; None if the function declares nothing."""
+        declared = getattr(self.function, "depends_on", None) is not None
+        return jax.ShapeDtypeStruct(clients.shape, self.dtype) if declared else None
+
+    def __call__(self, key: Key[Array, ""], clients: Shaped[Any, " n"]) -> Any:
+        """Call the function from inside a compiled program.
+
+        If it fails, the program goes on with zeros, and the engine raises the error from `FAILED`.
+        """
+        like, impl = self.like(clients), jax.random.key_impl(key)
+        if like is None:
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise NeedsHost(
+                f"the {self.kind} '{name}' is a NumPy function (declare it with "
+                f"sampling.{self.declaration} if it depends on its arguments alone, or write it in "
+                "JAX)"
+            )
+
+        def call(words: Array, clients: Array) -> Any:
+            own = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
+            try:
+                found = self.draw(own, np.asarray(clients))
+            except Exception as error:
+                FAILED.append(error)
+                return jax.tree.map(lambda of: np.zeros(of.shape, of.dtype), like)
+            return jax.tree.map(lambda of, value: np.asarray(value, of.dtype), like, found)
+
+        words = jax.random.key_data(key)
+        return jax.pure_callback(call, like, words, jnp.asarray(clients), vmap_method="sequential")
 
 
-class Given(eqx.Module):
-    """Values that were drawn on the host, by position in the cohort."""
+class HostValues(eqx.Module):
+    """Values drawn on the host, by position in the cohort."""
 
     values: Shaped[Any, " cohort"]
 
@@ -169,44 +196,10 @@ class Given(eqx.Module):
         return self.values
 
 
-def given(draw: Any, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Any:
-    """Return a draw whose values are known, if it takes place on the host."""
-    return Given(draw.draw(key, ids)) if isinstance(draw, HostDraw) else draw
-
-
-def needs_host(kind: str, function: Any, how: str) -> NeedsHost:
-    """Return the reason why rounds with a NumPy function run one at a time."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return NeedsHost(
-        f"the {kind} '{name}' is a NumPy function (declare it with sampling.{how} if it depends on "
-        "its arguments alone, or write it in JAX)"
+def draw_on_host(draws: PyTree, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Any:
+    """Replace every `HostDraw` in a pytree of draws by its values."""
+    return jax.tree.map(
+        lambda draw: HostValues(draw.draw(key, ids)) if isinstance(draw, HostDraw) else draw,
+        draws,
+        is_leaf=lambda draw: isinstance(draw, HostDraw),
     )
-
-
-FAILED: list[Exception] = []  # errors of NumPy functions called from a program
-
-
-def call_host(function: Callable[..., Any], like: Any, key: Key[Array, ""], *rest: Array) -> Any:
-    """Call a NumPy function of a key and arrays from inside a compiled program.
-
-    If it fails, the program goes on with zeros, and the engine raises the error from `FAILED`.
-    """
-    impl = jax.random.key_impl(key)
-
-    def call(words: Array, *rest: Array) -> Any:
-        own = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
-        try:
-            found = function(own, *map(np.asarray, rest))
-        except Exception as error:
-            FAILED.append(error)
-            return jax.tree.map(lambda of: np.zeros(of.shape, of.dtype), like)
-        return jax.tree.map(lambda of, value: np.asarray(value, of.dtype), like, found)
-
-    return jax.pure_callback(call, like, jax.random.key_data(key), *rest, vmap_method="sequential")
-
-
-def secret_key() -> jax.Array:
-    """Return a key from the operating system's randomness, which nobody can reproduce."""
-    like = jax.random.key_data(jax.random.key(0))
-    words = np.frombuffer(os.urandom(like.nbytes), np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words))

@@ -1,14 +1,13 @@
-"""The ledger: what a federation sent, counted from the messages themselves.
+"""The ledger: the traffic of a federation, counted from the messages themselves.
 
-Payloads and messages are counted. The few numbers that say how to work on them (which client step,
-local steps, step sizes, a random key) travel with the request and are not, except with codecs,
-where they are 32 bytes for each client and exchange. Evaluations on clients are counted apart from
-training, so that totals compare methods.
+Payloads and messages are counted. The few numbers of the request itself (client step, local steps,
+step sizes, random key) are not, except with codecs, where they add 32 bytes for each client and
+exchange. Evaluations on clients are counted apart from training, so that totals compare methods.
 """
 
 import math
 from dataclasses import dataclass, field
-from operator import add
+from operator import add, mul
 from typing import Any, NamedTuple
 
 import jax
@@ -57,10 +56,10 @@ class Traffic(NamedTuple):
 
     @property
     def uncertainty(self) -> float:
-        """Return by which share of themselves the bytes may be off; 0 if they were counted.
+        """Return the relative uncertainty of the bytes; 0 if they were counted.
 
-        Two standard deviations of the sample of clients, and 0.5 %, to which the length of a range
-        code is computed for messages of a kilobyte and more; of tiny ones it may be off by a word.
+        It is two standard deviations of the sample of clients, plus the 0.5 % to which the length
+        of a range code is computed for messages of a kilobyte and more.
         """
         if not self.estimated:
             return 0.0
@@ -70,7 +69,7 @@ class Traffic(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What a federation sent.
+    """The traffic of a federation.
 
     Attributes:
         total: exchanges, floats and bytes of training, added over all clients.
@@ -86,11 +85,11 @@ class Ledger:
 
     @property
     def evaluation(self) -> Traffic:
-        """Return what evaluations on clients sent, which is not in `total`."""
+        """Return the traffic of evaluations on clients, which is not in `total`."""
         return self.by_step.get(EVALUATION, Traffic())
 
     def copied(self) -> "Ledger":
-        """Return a ledger that says the same, and goes on by itself."""
+        """Return an independent copy."""
         return Ledger(self.total, dict(self.by_step), dict(self.by_channel))
 
     def record(
@@ -103,32 +102,36 @@ class Ledger:
         exchanges: int = 1,
         coded: EncodedBytes | None = None,
     ) -> None:
-        """Count exchanges of one kind.
+        """Count exchanges with one client step.
 
         Args:
             client_step: its name.
-            asked: clients that were asked, in all exchanges together.
-            replied: those that replied.
-            down: the payload, or another like it.
-            up: one client's message, or another like it.
-            exchanges: how many.
-            coded: how many bytes they had; by default, that of their numbers.
+            asked: the number of clients asked, in all exchanges together.
+            replied: the number of replies.
+            down: the payload, or another of the same shapes.
+            up: a client's message, or another of the same shapes.
+            exchanges: the number of exchanges.
+            coded: the bytes of coded messages; by default, those of the numbers.
         """
         sizes_down, sizes_up = _sizes(down, asked, exchanges), _sizes(up, replied, exchanges)
         floats_down, bytes_down = map(sum, zip((0, 0), *sizes_down, strict=True))
         floats_up, bytes_up = map(sum, zip((0, 0), *sizes_up, strict=True))
-        sent = EncodedBytes(bytes_down, bytes_up) if coded is None else coded
-        whole = round(sent.down), round(sent.up), round(sent.estimated)
-        parts = zip([*payload_channels(down), *_message_channels(up)], [*sizes_down, *sizes_up],
-                    strict=True)  # fmt: skip
-        counted = [(name or "other", encoded_bytes) for name, (_, encoded_bytes) in parts]
-        exchange = Traffic(exchanges, floats_down, floats_up, *whole, float(sent.variance))
+        if coded is None:
+            sent = EncodedBytes(bytes_down, bytes_up)
+            channels = [channel(path) for path, _ in jax.tree.leaves_with_path(up)]
+            channels = [name or "other" for name in (*payload_channels(down), *channels)]
+            sizes = [size for _, size in (*sizes_down, *sizes_up)]
+        else:
+            sent, channels, sizes = coded, ["coded"], [round(coded.down) + round(coded.up)]
+        exchange = Traffic(
+            exchanges, floats_down, floats_up, round(sent.down), round(sent.up),
+            round(sent.estimated), float(sent.variance),
+        )  # fmt: skip
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
-        if client_step == EVALUATION:
-            return
-        self.total = self.total.plus(exchange)
-        for name, encoded_bytes in counted if coded is None else [("coded", whole[0] + whole[1])]:
-            self.by_channel[name] = self.by_channel.get(name, 0) + encoded_bytes
+        if client_step != EVALUATION:
+            self.total = self.total.plus(exchange)
+            for name, size in zip(channels, sizes, strict=True):
+                self.by_channel[name] = self.by_channel.get(name, 0) + size
 
 
 def is_per_client(part: PyTree) -> bool:
@@ -136,23 +139,21 @@ def is_per_client(part: PyTree) -> bool:
     return isinstance(part, PerClient)
 
 
-def _width(dtype: Any) -> int:
-    """Return the bytes of a number, in the precision in which it is computed and sent."""
-    return jax.dtypes.canonicalize_dtype(dtype).itemsize
-
-
 def _sizes(message: PyTree, clients: int, exchanges: int) -> list[tuple[int, int]]:
-    """Return how many numbers and bytes all clients together send or receive, leaf by leaf."""
-    sizes: list[tuple[int, int]] = []
-    for part in jax.tree.leaves(message, is_leaf=is_per_client):
-        times, own = exchanges if is_per_client(part) else clients, jax.tree.leaves(part)
-        numbers = times * sum(leaf.size for leaf in own)
-        sizes.append((numbers, times * sum(leaf.size * _width(leaf.dtype) for leaf in own)))
-    return sizes
+    """Count the numbers and bytes of each leaf, added over all clients."""
+
+    def size(part: PyTree) -> tuple[int, int]:
+        times, leaves = exchanges if is_per_client(part) else clients, jax.tree.leaves(part)
+        # In the precision in which numbers are computed and sent:
+        widths = [jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize for leaf in leaves]
+        counts = [leaf.size for leaf in leaves]
+        return times * sum(counts), times * sum(map(mul, counts, widths))
+
+    return [size(part) for part in jax.tree.leaves(message, is_leaf=is_per_client)]
 
 
 def payload_parts(payload: PyTree) -> tuple[PyTree, ...]:
-    """Return the parts of a payload; the first three stand for x, y and v."""
+    """Divide a payload into parts, of which the first three stand for x, y and v."""
     if isinstance(payload, tuple) and not is_per_client(payload):
         return payload
     return ((), (), (), payload)
@@ -165,8 +166,3 @@ def payload_channels(payload: PyTree) -> list[str | None]:
         for j, part in enumerate(payload_parts(payload))
         for leaf in jax.tree.leaves(part, is_leaf=is_per_client)
     ]
-
-
-def _message_channels(message: PyTree) -> list[str | None]:
-    """Return the channel of each leaf of a message."""
-    return [channel(path) for path, _ in jax.tree.leaves_with_path(message)]

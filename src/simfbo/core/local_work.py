@@ -17,8 +17,7 @@ and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from simfbo.core import keys
-from simfbo.core.keys import Given, HostDraw, Purpose, seed_rng
+from simfbo.core.keys import HostDraw, HostValues, Purpose, seed_rng
 from simfbo.errors import UserError
 
 __all__ = [
@@ -91,11 +90,7 @@ def coefficients(steps: Sequence[float]) -> LocalRule:
     return LocalRule(steps=tuple(map(float, steps)))
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tau", "steps", "norm", "keep", "momentum"],
-    meta_fields=["plain"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LocalPlan:
     """How much local work is done: by all clients (with a leading axis), or by one.
@@ -114,60 +109,10 @@ class LocalPlan:
     norm: Float[Any, "*clients"]
     keep: Float[Any, "*clients"] | None
     momentum: Float[Any, "*clients"] | None
-    plain: bool
+    plain: bool = eqx.field(static=True)
 
     def __getitem__(self, clients: Any) -> LocalPlan:
         return jax.tree.map(lambda a: a[clients], self)
-
-
-class RuleTable(NamedTuple):
-    """Different rules, a row for each; what is the same for plain steps is None.
-
-    Attributes:
-        norm: ||a||_1 of every rule for every tau from 0 to the largest.
-        steps: c_k of every rule; None where all are one.
-        keep: see `LocalRule`; None where all are one.
-        momentum: see `LocalRule`; None where all are zero.
-    """
-
-    norm: Float[Any, "rules taus"]
-    steps: Float[Any, "rules most"] | None
-    keep: Float[Any, " rules"] | None
-    momentum: Float[Any, " rules"] | None
-
-    def plan(self, tau: Int[Any, "*clients"], rule: Int[Any, "*clients"]) -> LocalPlan:
-        """Return the plan for numbers of local steps and rows of this table."""
-        taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
-        steps, keep, momentum = (None if a is None else a[rule] for a in self[1:])
-        weights = taken.astype(self.norm.dtype)
-        plain = steps is keep is momentum is None
-        steps = weights if steps is None else weights * steps
-        return LocalPlan(tau, steps, self.norm[rule, tau], keep, momentum, plain)
-
-
-@lru_cache
-def _table(rules: tuple[LocalRule, ...], tau_max: int) -> RuleTable:
-    """Return the table of different rules."""
-    steps = np.ones((len(rules), tau_max))
-    for row, rule in zip(steps, rules, strict=True):
-        row[: len(rule.steps)] = rule.steps[:tau_max]
-    norm = np.stack([_norms(*given) for given in zip(rules, steps, strict=True)])
-    keep, momentum = np.array([rule[:2] for rule in rules]).T
-    return RuleTable(
-        norm,
-        None if (steps == 1).all() else steps,
-        None if (keep == 1).all() else keep,
-        None if (momentum == 0).all() else momentum,
-    )
-
-
-def _norms(rule: LocalRule, steps: np.ndarray) -> np.ndarray:
-    """Return ||a||_1 for every tau: q of the recursion on top, all directions being one."""
-    norms, m = [0.0], 0.0
-    for step in steps:
-        m = rule.momentum * m + step
-        norms.append(rule.keep * norms[-1] + m)
-    return np.array(norms)
 
 
 class SameForAll(eqx.Module):
@@ -200,49 +145,66 @@ class UniformDraw(eqx.Module):
         return self.low + jnp.floor(numbers).astype(jnp.int32)
 
 
-Draw = SameForAll | PerClient | UniformDraw | HostDraw | Given
+class HostNumbers(HostDraw):
+    """A NumPy function (key, n) -> an allowed number for each of all n clients."""
+
+    n: int = eqx.field(static=True)
+    allowed: range = eqx.field(static=True)
+    error: str = eqx.field(static=True)  # if others are drawn
+
+    def draw(self, key: Key[Array, ""], clients: Int[np.ndarray, " cohort"]) -> np.ndarray:
+        numbers = np.asarray(self.function(key, self.n), self.dtype)
+        low, high = self.allowed[0], self.allowed[-1]
+        if numbers.shape != (self.n,) or numbers.min() < low or numbers.max() > high:
+            raise UserError(self.error)
+        return numbers[clients]
+
+
+Draw = SameForAll | PerClient | UniformDraw | HostDraw | HostValues
 Rules = LocalRule | Sequence[LocalRule]
 
 
 class Work(eqx.Module):
-    """The local work of n clients, as the compiled rounds draw it.
+    """The local work of n clients, as an input of compiled rounds.
 
     Attributes:
         tau: draws numbers of local steps.
-        rule: draws which of the listed rules a client follows.
-        rows: the row of each listed rule in the table.
-        table: the different rules.
+        rule: draws positions in the list of rules.
+        rows: the row of each listed rule in the following tables of different rules.
+        norm: ||a||_1 for every tau from 0 to the largest.
+        steps: c_k; None where all are one.
+        keep: see `LocalRule`; None where all are one.
+        momentum: see `LocalRule`; None where all are zero.
         assigned: see `LocalWork`.
     """
 
     tau: Draw
     rule: Draw
     rows: Int[Any, " listed"]
-    table: RuleTable
+    norm: Float[Any, "rules taus"]
+    steps: Float[Any, "rules most"] | None
+    keep: Float[Any, " rules"] | None
+    momentum: Float[Any, " rules"] | None
     assigned: bool = eqx.field(static=True)
-
-    @property
-    def draws(self) -> tuple[Draw, Draw]:
-        """Return what is drawn."""
-        return self.tau, self.rule
 
     def plan(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> LocalPlan:
         """Draw the plan of some clients, without a leading axis if all clients have the same."""
-        tau, rule = self.tau(key, ids), self.rows[self.rule(key, ids)]
+        tau: Any = self.tau(key, ids)
+        rule: Any = self.rows[self.rule(key, ids)]
         if np.shape(tau) != np.shape(rule):
-            arrays = (jnp if isinstance(rule, jax.Array) else np).broadcast_arrays
-            tau, rule = arrays(tau, rule)
-        return self.table.plan(tau, rule)
+            module = jnp if isinstance(rule, jax.Array) else np
+            tau, rule = module.broadcast_arrays(tau, rule)
+        taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
+        weights, tables = taken.astype(self.norm.dtype), (self.steps, self.keep, self.momentum)
+        steps, keep, momentum = (None if table is None else table[rule] for table in tables)
+        plain = steps is keep is momentum is None
+        steps = weights if steps is None else weights * steps
+        return LocalPlan(tau, steps, self.norm[rule, tau], keep, momentum, plain)
 
     def mean_norm(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Any:
         """Return rho = sum_j p_j ||a_j||_1 for the exchange with a key."""
         norm = self.plan(key, np.arange(p.shape[0], dtype=np.int32)).norm
         return norm if jnp.ndim(norm) == 0 else p @ norm
-
-    def given(self, key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> Work:
-        """Return the work with the values of those draws that take place on the host."""
-        tau, rule = (keys.given(draw, key, ids) for draw in (self.tau, self.rule))
-        return replace(self, tau=tau, rule=rule)
 
 
 @dataclass(frozen=True)
@@ -270,101 +232,99 @@ class LocalWork:
     def __post_init__(self) -> None:
         if self.tau_max < 1:
             raise UserError(f"Clients take at least one local step, got {self.tau_max}.")
-        rules = self._listed
-        if not rules or not all(isinstance(rule, LocalRule) for rule in rules):
+        if not self._listed or not all(isinstance(rule, LocalRule) for rule in self._listed):
             raise UserError("Local rules are such as local_work.momentum(0.9): give at least one.")
-        if self.tau_max > (most := max(map(_most, rules))):
-            raise _too_few(most, self.tau_max)
+        _require_coefficients(self.tau_max, self._most.max())
 
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
-        """Return the plan of all n clients, or of some, for the exchange of `key`."""
+        """Draw the plan of all n clients, or of some, for the exchange of `key`."""
         everyone = np.arange(n, dtype=np.int32)
-        plan = self.resolved(n).given(key, everyone).plan(key, everyone)
+        plan = keys.draw_on_host(self.resolved(n), key, everyone).plan(key, everyone)
         if not np.ndim(plan.tau):
             plan = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), plan)
         return jax.tree.map(np.asarray, plan)[clients]
 
     def resolved(self, n: int) -> Work:
-        """Return the local work of n clients; what is the same in every round is drawn now."""
-        listed = self._listed
-        if self.choose is None and len(listed) not in (1, n):
+        """Prepare the local work of n clients; numbers that never change are drawn now."""
+        rules, key, everyone = self._listed, jax.random.key(0), np.arange(n, dtype=np.int32)
+        if self.choose is None and len(rules) not in (1, n):
             raise UserError(
-                f"{len(listed)} local rules are given for {n} clients: give one for each, or one "
+                f"{len(rules)} local rules are given for {n} clients: give one for each, or one "
                 "rule for all."
             )
-        different = tuple(dict.fromkeys(listed))
-        rows = np.array([different.index(rule) for rule in listed], np.int32)
-        rule = self._choice(n)
-        tau = self._resolved(self.draw, n, self._checked)
+        if isinstance(self.draw, PerClient) and len(self.draw.numbers) != n:
+            count = len(self.draw.numbers)
+            raise UserError(f"{count} numbers of local steps are given for {n} clients.")
+
+        def prepared(draw: Any, allowed: range, error: str) -> Draw:
+            if isinstance(draw, SameForAll | UniformDraw):
+                return draw
+            if not isinstance(draw, PerClient):
+                on_host = HostNumbers(draw, n, allowed, error)
+                if not keys.is_constant(draw):
+                    return on_host
+                draw = PerClient(on_host.draw(key, everyone))
+            same = (draw.numbers == draw.numbers[0]).all()  # for loops of a fixed length
+            return SameForAll(int(draw.numbers[0])) if same else draw
+
+        tau = prepared(
+            self.draw, range(1, self.tau_max + 1),
+            f"Numbers of local steps must lie between 1 and {self.tau_max}, one for each of {n} "
+            "clients.",
+        )  # fmt: skip
+        own = PerClient(everyone) if len(rules) > 1 else SameForAll(0)
+        rule = prepared(
+            self.choose or own, range(len(rules)),
+            f"Choose one of {len(rules)} local rules for each of {n} clients, by positions from 0 "
+            f"to {len(rules) - 1}.",
+        )  # fmt: skip
         if isinstance(tau, SameForAll | PerClient) and isinstance(rule, SameForAll | PerClient):
-            key, everyone = jax.random.key(0), np.arange(n, dtype=np.int32)
-            most = np.array([_most(one) for one in listed])[rule(key, everyone)]
-            steps = np.broadcast_to(tau(key, everyone), n)
-            if (steps > most).any():
-                first = int(np.argmax(steps > most))
-                raise _too_few(np.broadcast_to(most, n)[first], steps[first])
-        elif self.tau_max > (least := min(map(_most, listed))):
-            raise _too_few(least, self.tau_max)
-        return Work(tau, rule, rows, _table(different, self.tau_max), self.assigned)
-
-    def _choice(self, n: int) -> Draw:
-        """Return the draw of the clients' rules."""
-        count = len(self._listed)
-        if self.choose is None:
-            return SameForAll(0) if count == 1 else PerClient(np.arange(n, dtype=np.int32))
-
-        def checked(chosen: np.ndarray, n: int) -> np.ndarray:
-            if chosen.shape != (n,) or chosen.min() < 0 or chosen.max() >= count:
-                raise UserError(
-                    f"Choose one of {count} local rules for each of {n} clients, by positions from "
-                    f"0 to {count - 1}."
-                )
-            return chosen
-
-        return self._resolved(self.choose, n, checked)
-
-    def _checked(self, tau: np.ndarray, n: int) -> np.ndarray:
-        if tau.min() < 1 or tau.max() > self.tau_max:
-            raise UserError(f"Numbers of local steps must lie between 1 and {self.tau_max}.")
-        return tau
-
-    @staticmethod
-    def _resolved(draw: Any, n: int, checked: Callable[[np.ndarray, int], np.ndarray]) -> Draw:
-        """Return a draw for compiled rounds: of a NumPy function, its values or a call."""
-        if isinstance(draw, PerClient):  # equal numbers give loops of a fixed length
-            numbers = draw.numbers
-            if len(numbers) != n:
-                count = len(numbers)
-                raise UserError(f"{count} numbers of local steps are given for {n} clients.")
-            return SameForAll(int(numbers[0])) if (numbers == numbers[0]).all() else draw
-        if isinstance(draw, SameForAll | UniformDraw):
-            return draw
-        if keys.is_constant(draw):
-            numbers = checked(np.asarray(draw(jax.random.key(0), n), np.int32), n)
-            return LocalWork._resolved(PerClient(numbers), n, checked)
-
-        def some(key: jax.Array, ids: np.ndarray) -> np.ndarray:
-            return checked(np.asarray(draw(key, n), np.int32), n)[ids]
-
-        return HostDraw(keys.like_declared(draw, some))
+            _require_coefficients(tau(key, everyone), self._most[rule(key, everyone)])
+        else:
+            _require_coefficients(self.tau_max, self._most.min())
+        different = list(dict.fromkeys(rules))
+        rows = np.array([different.index(rule) for rule in rules], np.int32)
+        norm, steps, keep, momentum = _tables(different, self.tau_max)
+        return Work(tau, rule, rows, norm, steps, keep, momentum, self.assigned)
 
     @property
     def _listed(self) -> tuple[Any, ...]:
-        """Return the rules as a tuple, whatever was given."""
         rules: Any = self.rules
-        several = isinstance(rules, Sequence) and not isinstance(rules, LocalRule)
-        return tuple(rules) if several else (rules,)
+        alone = isinstance(rules, LocalRule) or not isinstance(rules, Sequence)
+        return (rules,) if alone else tuple(rules)
+
+    @property
+    def _most(self) -> np.ndarray:
+        """Return the largest tau that each listed rule has coefficients for."""
+        return np.array([len(rule.steps) or np.inf for rule in self._listed])
 
 
-def _most(rule: LocalRule) -> float:
-    """Return how many steps a rule has coefficients for."""
-    return len(rule.steps) or np.inf
-
-
-def _too_few(given: float, steps: int) -> UserError:
-    return UserError(
-        f"{given:.0f} local coefficients are given for up to {steps} steps: give one per step."
+def _tables(rules: Sequence[LocalRule], tau_max: int) -> tuple[Any, ...]:
+    """Tabulate the norms, steps, keep and momentum of different rules; see `Work`."""
+    steps, norm = np.ones((len(rules), tau_max)), np.zeros((len(rules), tau_max + 1))
+    for row, rule in zip(steps, rules, strict=True):
+        row[: len(rule.steps)] = rule.steps[:tau_max]
+    keep, momentum = np.array([rule[:2] for rule in rules]).T
+    m = np.zeros(len(rules))
+    for k in range(tau_max):  # the recursion on top, all directions being one
+        m = momentum * m + steps[:, k]
+        norm[:, k + 1] = keep * norm[:, k] + m
+    return (
+        norm,
+        None if (steps == 1).all() else steps,
+        None if (keep == 1).all() else keep,
+        None if (momentum == 0).all() else momentum,
     )
+
+
+def _require_coefficients(tau: Any, most: Any) -> None:
+    """Raise if a client takes more steps than its rule has coefficients for."""
+    tau, most = map(np.ravel, np.broadcast_arrays(tau, most))
+    if (short := tau > most).any():
+        raise UserError(
+            f"{most[short][0]:.0f} local coefficients are given for up to {tau[short][0]} steps: "
+            "give one per step."
+        )
 
 
 def effective(rule: LocalRule, tau: int) -> np.ndarray:

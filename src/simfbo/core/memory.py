@@ -1,4 +1,4 @@
-"""What clients remember from one exchange to the next: one array per leaf, client after client.
+"""The memory of stateful clients: one array per leaf, client after client.
 
 The engines on this machine keep it here; on other machines every node keeps that of its clients
 (`simfbo.flower.memory`).
@@ -10,26 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.core import trees
 from simfbo.core.problem import PyTree
+from simfbo.core.trees import on_device
 
 Rows = Any  # of clients: an array of NumPy's outside of a trace, of JAX's inside
 
 
 def fresh(initial: PyTree, clients: int) -> PyTree:
-    """Return the memory of clients that took part in nothing yet: all the same.
-
-    Args:
-        initial: what each of them remembers.
-        clients: how many there are.
+    """Repeat the initial memory of a client for each of `clients`.
 
     Example:
         >>> fresh({"y": np.zeros(2)}, 3)["y"].shape
         (3, 2)
     """
-    return trees.on_device(
-        jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], clients, 0), initial)
-    )
+    return on_device(jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], clients, 0), initial))
 
 
 def rows_of(memory: PyTree, ids: Rows) -> PyTree:
@@ -38,15 +32,15 @@ def rows_of(memory: PyTree, ids: Rows) -> PyTree:
 
 
 def kept(memory: PyTree, rows: PyTree, ids: Rows, admitted: Rows | None) -> PyTree:
-    """Return the memory after an exchange.
+    """Update the memory after an exchange.
 
-    A client that was sampled more than once keeps what its last reply leaves behind.
+    A client that was sampled more than once keeps the memory of its last draw.
 
     Args:
-        memory: before the exchange, of all clients.
-        rows: after it, by position in the cohort.
+        memory: of all clients, before the exchange.
+        rows: of the cohort after it, by position.
         ids: the cohort, ascending.
-        admitted: whose replies count, by position; None for all of them.
+        admitted: whether each reply counts; None if all do.
     """
     count = len(jax.tree.leaves(memory)[0])
     ids = jnp.asarray(ids)

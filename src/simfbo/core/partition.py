@@ -1,4 +1,4 @@
-"""Partitions: which samples belong to which client, as one array of row numbers per client."""
+"""Partitions: the assignment of samples to clients, as one array of row numbers per client."""
 
 from collections.abc import Sequence
 
@@ -49,9 +49,16 @@ def dirichlet(
         raise UserError(f"The Dirichlet alpha must be positive, got {alpha}.")
     rng = seed_rng(seed, Purpose.PARTITION)
     for _ in range(100):
-        rows = _dirichlet_once(labels, clients, alpha, rng)
-        if min(map(len, rows)) >= minimum:
-            return rows
+        hands: list[Rows] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(clients, alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+            for hand, part in zip(hands, np.split(rows, cuts), strict=True):
+                hand.append(part)
+        parts = [np.concatenate(hand) for hand in hands]
+        if min(map(len, parts)) >= minimum:
+            return parts
     raise UserError(
         f"No Dirichlet draw with alpha={alpha} left {minimum} samples for each of {clients} "
         "clients: raise alpha or use fewer clients."
@@ -88,27 +95,10 @@ def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
     rng = seed_rng(seed, Purpose.LEVELS)
     mixed = [rng.permutation(part) for part in parts]
     cuts = [int(np.clip(round(len(part) * upper), 1, len(part) - 1)) for part in parts]
-    return (
-        [part[cut:] for part, cut in zip(mixed, cuts, strict=True)],
-        [part[:cut] for part, cut in zip(mixed, cuts, strict=True)],
-    )
-
-
-def _dirichlet_once(
-    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
-) -> Rows:
-    """Return one Dirichlet draw."""
-    hands: list[Rows] = [[] for _ in range(clients)]
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        shares = rng.dirichlet(np.full(clients, alpha))
-        cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
-        for hand, part in zip(hands, np.split(rows, cuts), strict=True):
-            hand.append(part)
-    return [np.concatenate(hand) for hand in hands]
+    pairs = list(zip(mixed, cuts, strict=True))
+    return [part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs]
 
 
 def _enough(samples: int, needed: int) -> None:
-    """Raise unless there is a sample for every place."""
     if needed < 1 or samples < needed:
         raise UserError(f"{samples} samples cannot fill {needed} places: use fewer clients.")

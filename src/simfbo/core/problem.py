@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from simfbo.core._fit import called
+from simfbo.core.validation import call_loss
 
 PyTree = Any
 T = TypeVar("T", covariant=True)
@@ -108,7 +108,7 @@ class Weighted(NamedTuple):
 
 def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     """Return `loss(x, y, batch)`; for a `Weighted` batch, the weighted mean over its samples."""
-    return average(lambda samples: called(loss, x, y, samples), batch)
+    return average(lambda samples: call_loss(loss, x, y, samples), batch)
 
 
 def average(mean: Callable[[PyTree], jax.Array], batch: PyTree) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Samplers: which clients take part in a round, and with which weights.
+"""Samplers: the clients that take part in a round, and their weights.
 
 The weights of a cohort make every weighted sum unbiased:
 
@@ -48,7 +48,7 @@ class Cohort(NamedTuple):
     weights: Float[Any, " cohort"]
 
     def is_everyone(self, n: int) -> bool:
-        """Return whether it is known, also in a trace, that all n clients take part once."""
+        """Return whether all n clients certainly take part once; in a trace this can be unknown."""
         ids = self.ids
         return isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(n))
 
@@ -126,22 +126,22 @@ class WithReplacement(Sampler):
         return Cohort(ids, jnp.asarray(p)[ids] * (n / self.size))
 
 
-class HostSampler(Sampler):
+class HostSampler(HostDraw, Sampler):
     """A NumPy function (key, p) -> (ids, weights) as a sampler.
 
     Attributes:
-        function: the function.
         size: of its cohorts, if it is declared with `keyed(size=...)`.
     """
 
+    kind = "sampler"
+    declaration = "keyed(size=...)"
     repeats = True
 
-    function: Callable[..., Any] = eqx.field(static=True)
     size: int | None = eqx.field(static=True, default=None)
 
-    def draw(self, key: Key[Array, ""], p: Float[np.ndarray, " n"]) -> Cohort:
-        """Call the function; return its cohort in ascending order."""
-        ids, weights = map(np.asarray, self.function(key, p))
+    def draw(self, key: Key[Array, ""], clients: Float[np.ndarray, " n"]) -> Cohort:
+        """Call the function with weights p_i; return its cohort in ascending order."""
+        ids, weights = map(np.asarray, self.function(key, clients))
         if not len(ids):
             raise UserError("The sampler returned no clients: a cohort needs at least one.")
         if weights.shape != ids.shape:
@@ -152,29 +152,26 @@ class HostSampler(Sampler):
         order = np.argsort(ids, kind="stable")
         return Cohort(ids[order].astype(np.int32), weights[order])
 
-    def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
+    def like(self, clients: Any) -> Cohort | None:
+        """Return the shapes of a cohort, if its size is declared."""
         if self.size is None:
-            raise keys.needs_host("sampler", self.function, "keyed(size=...)")
-        shape = (self.size,)
-        like = Cohort(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, p.dtype))
-        return keys.call_host(self.draw, like, key, jnp.asarray(p))
-
-    def resolved(self, p: Float[np.ndarray, " n"]) -> Sampler:
-        """Return a sampler of the same cohorts that needs no call, if they are all the same."""
-        if not is_constant(self.function):
-            return self
-        cohort = self.draw(jax.random.key(0), p)
-        return Fixed(tuple(cohort.ids.tolist()), cohort.weights)
+            return None
+        kinds = jnp.int32, clients.dtype
+        return Cohort(*(jax.ShapeDtypeStruct((self.size,), kind) for kind in kinds))
 
 
 AnySampler = Sampler | Callable[[jax.Array, np.ndarray], Cohort]
 
 
-def as_sampler(given: AnySampler) -> Sampler:
-    """Return a sampler; a plain function is called on the host."""
-    if isinstance(given, Sampler):
-        return given
-    return HostSampler(given, getattr(given, "size", None))
+def as_sampler(sampler: AnySampler, p: Float[np.ndarray, " n"]) -> Sampler:
+    """Wrap a NumPy function as a sampler; the cohort of a constant one is drawn now."""
+    if isinstance(sampler, Sampler):
+        return sampler
+    on_host = HostSampler(sampler, getattr(sampler, "size", None))
+    if not is_constant(sampler):
+        return on_host
+    cohort = on_host.draw(jax.random.key(0), p)
+    return Fixed(tuple(cohort.ids.tolist()), cohort.weights)
 
 
 class DropOut(eqx.Module):
@@ -186,18 +183,18 @@ class DropOut(eqx.Module):
         return keys.uniform(key, Purpose.DROP_OUT, ids) < self.rate
 
 
+class HostAbsence(HostDraw):
+    """Drop-outs by a NumPy function (key, ids) -> bool for each client."""
+
+    dtype = bool
+
+
 Absence = DropOut | HostDraw
 
 
-def as_absence(given: Any) -> Absence | None:
-    """Return drop-outs; a plain function (key, ids) -> bool is called on the host."""
-    if given is None or isinstance(given, DropOut | HostDraw):
-        return given
-
-    def draw(key: Key[Array, ""], ids: Int[np.ndarray, " cohort"]) -> np.ndarray:
-        return np.asarray(given(key, ids), bool)
-
-    return HostDraw(keys.like_declared(given, draw), bool)
+def as_absence(absence: Any) -> Absence | None:
+    """Wrap a NumPy function (key, ids) -> bool as drop-outs."""
+    return absence if absence is None or isinstance(absence, Absence) else HostAbsence(absence)
 
 
 def everyone() -> Sampler:
@@ -230,8 +227,8 @@ def with_replacement(size: int) -> Sampler:
 def drop_out(rate: float) -> DropOut:
     """Simulate drop-outs: each sampled client fails to reply with probability `rate`.
 
-    Whether a client drops out depends on the exchange and the client, never on who else was
-    sampled. Pass the result as `absence` to an engine.
+    A drop-out depends on the exchange and the client, never on the rest of the cohort. Pass the
+    result as `absence` to an engine.
 
     Example:
         >>> import jax, numpy as np

@@ -10,7 +10,7 @@ from simfbo.core.problem import PyTree, Scalar
 
 
 def on_device(tree: PyTree) -> PyTree:
-    """Return a tree of JAX arrays, converted on the host: nothing is compiled for it."""
+    """Convert all leaves to JAX arrays on the host, without compiling anything."""
 
     def put(leaf: object) -> jax.Array:
         if isinstance(leaf, jax.Array):
@@ -67,7 +67,7 @@ def host_norm(tree: PyTree) -> float:
 
 
 def names(tree: PyTree) -> list[str]:
-    """Return the names of a tree's leaves, as messages and files carry them.
+    """Return the names of a tree's leaves, which messages and files use.
 
     Example:
         >>> from simfbo.core.problem import Point

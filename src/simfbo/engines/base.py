@@ -149,9 +149,7 @@ class Engine(ABC):
         """Return what the server draws, in JAX as far as it can be."""
         given = self.sampler, self.local_work, self.absence, self.data.p
         if len(self._draws) != 2 or any(map(is_not, self._draws[0], given)):
-            sampler = as_sampler(self.sampler)
-            if isinstance(sampler, HostSampler):
-                sampler = sampler.resolved(self.data.p)
+            sampler = as_sampler(self.sampler, self.data.p)
             work = self.local_work.resolved(self.n)
             self._draws = given, (sampler, work, as_absence(self.absence))
         return self._draws[1]
@@ -215,16 +213,16 @@ class Engine(ABC):
         if not work.assigned:
             return None
         everyone = np.arange(self.n, dtype=np.int32)
-        return float(_mean_norm(work.given(key, everyone), key, self.data.p))
+        return float(_mean_norm(keys.draw_on_host(work, key, everyone), key, self.data.p))
 
     def plan(self, key: jax.Array, ids: np.ndarray) -> LocalPlan:
         """Return the local work of a cohort, by position."""
-        plan = _planned(self.draws[1].given(key, ids), key, ids)
+        plan = _planned(keys.draw_on_host(self.draws[1], key, ids), key, ids)
         return jax.tree.map(np.asarray, plan)
 
     def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort fail to reply."""
-        absence = keys.given(self.draws[2], key, ids)
+        absence = keys.draw_on_host(self.draws[2], key, ids)
         return np.zeros(len(ids), bool) if absence is None else np.asarray(absence(key, ids))
 
     def sum(

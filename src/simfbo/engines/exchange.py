@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from simfbo.codecs.messages import Codecs, code_message, code_payload, down_key, start_of, up_key
 from simfbo.core import memory as memories
 from simfbo.core import trees
-from simfbo.core.data import ClientData, OwnSplit, Split
+from simfbo.core.data import ClientData, Split
 from simfbo.core.exchange import EVALUATION, ExchangeReport, Shapes
 from simfbo.core.federation import Client, ClientStep, WithMemory
 from simfbo.core.gate import squared_norms, within
@@ -75,8 +75,8 @@ class Clients:
         strategy: which steps are computed in two threads, see `uses_threads`.
     """
 
-    lower: Split | OwnSplit
-    upper: Split | OwnSplit
+    lower: Split
+    upper: Split
     p: Float[Any, " n"]
     ids: Int[Any, " n"]
     sampler: Sampler
@@ -133,7 +133,7 @@ class Rows:
     replies: Bool[Any, "*cohort"]
     measured: Bool[Any, "*cohort"] | None
     plan: LocalPlan | None
-    data: tuple[OwnSplit, OwnSplit] | None
+    data: tuple[Split, Split] | None
     memory: PyTree
 
 
@@ -160,7 +160,7 @@ class Job:
     key: Key[Array, ""]
     limit: Any
     plan: LocalPlan | None
-    data: tuple[Split | OwnSplit, Split | OwnSplit]
+    data: tuple[Split, Split]
     rows: Rows
     codecs: Codecs | None = eqx.field(static=True)
     detect: bool = eqx.field(static=True)
@@ -282,7 +282,7 @@ def prepare_exchange(
     if clients.absence is not None:
         replies = ~clients.absence(key, places)
     position, data = np.arange(size, dtype=np.int32), None
-    if isinstance(clients.lower, OwnSplit) and isinstance(clients.upper, OwnSplit):
+    if clients.lower.is_stacked and clients.upper.is_stacked:
         complete = cohort.is_everyone(clients.n)
         if clients.mesh is not None or complete:
             data = clients.lower, clients.upper
@@ -313,7 +313,7 @@ def trace_reply(job: Job) -> TracedReply:
 
     def reply(row: Rows) -> tuple[PyTree, PyTree, Any]:
         lower, upper = job.data if row.data is None else row.data
-        if row.data is None and isinstance(lower, OwnSplit):
+        if row.data is None and lower.is_stacked:
             lower, upper = jax.tree.map(lambda a: a[row.place], (lower, upper))
         plan = job.plan if row.plan is None else row.plan
         assert plan is not None

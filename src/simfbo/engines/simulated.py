@@ -21,10 +21,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from simfbo.codecs.messages import Codecs
 from simfbo.core import keys, trees
-from simfbo.core.data import FederatedData, OwnSplit, Split
+from simfbo.core.data import FederatedData, Split
 from simfbo.core.exchange import Exchange, ExchangeReport
 from simfbo.core.gate import Gate, limit_of
-from simfbo.core.keys import HostDraw
 from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Parts
 from simfbo.core.problem import Point, PyTree
@@ -145,10 +144,8 @@ class SimulatedFederation(Engine):
         """Return the weighted sum, or the stack, of the messages that pass the gate."""
         rules, number = self.rules(call.name), self.ledger.total.rounds + 1
         clients, ids = self.clients(limit_of(rules)), np.asarray(call.cohort.ids, np.int32)
-        if any(isinstance(draw, HostDraw) for draw in (*clients.work.draws, clients.absence)):
-            work = clients.work.given(call.key, ids)
-            absence = keys.given(clients.absence, call.key, ids)
-            clients = replace(clients, work=work, absence=absence)
+        work, absence = keys.draw_on_host((clients.work, clients.absence), call.key, ids)
+        clients = replace(clients, work=work, absence=absence)
         step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
         inputs = (clients, step.numbers, jax.tree.map(jnp.asarray, call.payload), ids, weights,
                   call.key, self.client_memory, np.int32(number))  # fmt: skip
@@ -265,7 +262,7 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
     return order, np.int32(first.sum()), np.int32(end)
 
 
-def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split | OwnSplit, Split | OwnSplit]:
+def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split, Split]:
     """Return lower and upper samples as programs take them.
 
     They are stacked client by client, and divided between devices, if there are several; on one

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from simfbo.algorithms import auto_steps, simfbo
 from simfbo.algorithms.steps.auto import FromPlan
-from simfbo.core.data import roomy
+from simfbo.core.data import pad_to_buckets
 from simfbo.core.ledger import Ledger
 from simfbo.core.local_work import constant
 from simfbo.core.method import Method
@@ -187,7 +187,8 @@ class FederatedEstimator(BaseEstimator):
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
         """Return the simulated clients; what they send is added to the ledger."""
         sampler = everyone() if self.cohort is None else without_replacement(self.cohort)
-        federation = SimulatedFederation(roomy(setting.data), sampler, constant(self.local_steps))
+        data = pad_to_buckets(setting.data)
+        federation = SimulatedFederation(data, sampler, constant(self.local_steps))
         federation.ledger = ledger
         return federation
 

@@ -210,7 +210,7 @@ def _problem(
         return (columns, labels, fold) if classes else (columns[:, :-1], columns[:, -1], fold)
 
     def upper(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
-        count = _rounded_up(batch[3][0])
+        count = _bucket_size(batch[3][0])
         price, pull = sparsity * jnp.log(count) / count, 1 / (spread**2 * count)
         return fit.upper(x, y, rows(batch)) + regularisation.charge(x, price, pull)
 
@@ -220,8 +220,8 @@ def _problem(
     return BilevelProblem(upper, lower)
 
 
-def _rounded_up(count: jax.Array) -> jax.Array:
-    """Return `core.data.rounded_up` of a number in a program."""
+def _bucket_size(count: jax.Array) -> jax.Array:
+    """Return `core.data.bucket_size` of a number in a program."""
     _, bits = jnp.frexp(count)
     step = jnp.exp2(jnp.maximum(bits - 3, 0)).astype(count.dtype)
     return jnp.ceil(count / step) * step

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import check_scalar
 
-from simfbo.core.data import rounded_up
+from simfbo.core.data import bucket_size
 from simfbo.core.problem import Point
 from simfbo.errors import UserError
 from simfbo.estimators import _export
@@ -75,7 +75,7 @@ class Regularised(FederatedEstimator):
         setting = assemble(
             rows.training, folds=folds, floor=self.floor, sparsity=self.sparsity,
             spread=self.spread, batch_size=self.batch_size, seed=seed,
-            count=rounded_up(len(table.target)), form=self._form(),  # the same for similar tables
+            count=bucket_size(len(table.target)), form=self._form(),  # the same for similar tables
         )  # fmt: skip
         state = self._train(setting, rows, seed)
         self._keep_clients(table, rows)

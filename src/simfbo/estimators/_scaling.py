@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from simfbo.core.data import federate, roomy
+from simfbo.core.data import federate, pad_to_buckets
 from simfbo.core.federation import Client
 from simfbo.core.ledger import Ledger
 from simfbo.core.partition import Rows, by_user
@@ -132,7 +132,7 @@ def measure(
     weighted = weight is not None
     rows = (columns, weight) if weighted else (columns,)
     with jax.enable_x64(True):
-        federation = SimulatedFederation(roomy(federate(rows, parts, parts)))
+        federation = SimulatedFederation(pad_to_buckets(federate(rows, parts, parts)))
         federation.ledger = ledger
         key = jax.random.key(0)  # nothing is drawn: all clients reply
         cohort = federation.cohort(key)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from simfbo.codecs import Codecs
-from simfbo.core._start import variable
 from simfbo.core.data import FederatedData, checked_weights, from_clients
 from simfbo.core.federation import ClientStep
 from simfbo.core.gate import Gate
@@ -22,6 +21,7 @@ from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import AnySampler
+from simfbo.core.validation import variable
 from simfbo.engines import SimulatedFederation
 from simfbo.errors import UserError
 from simfbo.robust.aggregation import Aggregator

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from simfbo.core import trees
-from simfbo.core._start import variable
 from simfbo.core.federation import Federation
 from simfbo.core.method import Method
 from simfbo.core.problem import Point, PyTree
+from simfbo.core.validation import variable
 from simfbo.engines.rounds import norms_of
 from simfbo.errors import ClientWarning, ResumableError, TooFewReplies
 from simfbo.runs.beginnings import (

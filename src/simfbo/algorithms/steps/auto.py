@@ -45,11 +45,11 @@ from simfbo.algorithms.steps.curvature import (
     shaped,
 )
 from simfbo.core import trees
-from simfbo.core._start import variable
 from simfbo.core.federation import ClientStep, Federation, View
 from simfbo.core.method import Method, Wrapper, marked, require_unmodified_sums
 from simfbo.core.problem import BilevelProblem, Point, PyTree, point_of
 from simfbo.core.sampling import Cohort
+from simfbo.core.validation import variable
 from simfbo.errors import TooFewReplies, UserError
 
 _START = 0.25  # x's first pace, as a share of its largest
