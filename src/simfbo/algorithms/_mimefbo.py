@@ -1,14 +1,12 @@
 """MimeFBO: one communication round per iteration, as SimFBO, and no client drift.
 
-The server keeps h, an estimate of the cohort's direction, and sends it along. Clients correct every
-local step by the difference between h and their own direction at the start (Mime, Karimireddy et
-al. 2021, for the three variables of SimFBO at once), and send the mean direction of their path, as
-in ShroFBO. Not published elsewhere, as far as we know; docs/reference-mimefbo.md has the proof that
-its fixed point is exact.
+Mime (Karimireddy et al. 2021) for the three variables of SimFBO at once. Not published elsewhere,
+as far as we know; docs/reference-mimefbo.md has the proof that its fixed point is exact.
 """
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import Server, add_scaled, drawn_directions, scale
@@ -29,15 +27,15 @@ class MimeFBO(CorrectedLoop):
 
     residuals: ClassVar = {"mimefbo_step": "xyv"}
 
-    def directions(
-        self, state: MimeState, sent: Point[PyTree], federation: Federation, size: int
-    ) -> tuple[Point[PyTree], Point[PyTree]]:
-        """Return the cohort's direction, and its moving average."""
-        return sent, add_scaled(scale(1 - self.theta, state.h), self.theta, sent)
+    def round(self, state: MimeState, federation: Federation, key: jax.Array) -> MimeState:
+        cohort = federation.cohort(key)
+        m, norm = federation.sum(self.mimefbo_step, (self.point(state), state.h), cohort, key)
+        h = add_scaled(scale(1 - self.theta, state.h), self.theta, m)
+        return self.advance(state, m, norm, federation, cohort, key)._replace(h=h)
 
     @client_step
-    def mimefbo_step(self, payload: PyTree, client: Client) -> Any:
-        """Return m_i, the mean of the directions along the corrected path, and ||a_i||_1."""
+    def mimefbo_step(self, payload: PyTree, client: Client) -> tuple[Point[PyTree], jax.Array]:
+        """Send m_i, the mean of the directions along the corrected path, and ||a_i||_1."""
         z, h = payload
         m = mean_direction(drawn_directions(self.problem), z, h, client, self.local)
         return m, jnp.asarray(client.plan.norm)
