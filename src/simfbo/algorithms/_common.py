@@ -10,18 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, directions, trees
 from simfbo.core.local_work import LocalPlan
-from simfbo.core.method import Method
-from simfbo.core.problem import (
-    BilevelProblem,
-    Point,
-    PyTree,
-    Scalar,
-    directions,
-    independent_directions,
-)
+from simfbo.core.problem import PyTree, Scalar, independent_directions
 from simfbo.core.sampling import Cohort
 from simfbo.errors import UserError, brief
 
@@ -47,16 +38,6 @@ def adds_changes(name: str) -> dict[str, str]:
     return {"unequal local work": f"{name} {reason}"}
 
 
-def require_shared(problem: BilevelProblem) -> BilevelProblem:
-    """Raise unless all clients share the lower level."""
-    if problem.lower_level == "private":
-        raise UserError(
-            "This method needs a lower problem that all clients share: for a personal lower level "
-            "use simfbo, shrofbo or fedbioacc_local."
-        )
-    return problem
-
-
 def require_point(name: str, steps: Any) -> Point[Any]:
     """Raise unless there is a step size for each variable."""
     if not isinstance(steps, tuple) or len(steps) != 3:
@@ -78,9 +59,6 @@ def require_plain(client: Client) -> None:
             "This method takes plain local steps: local momentum, proximal terms and coefficients "
             "work with SimFBO, ShroFBO, MimeFBO and MemFBO."
         )
-
-
-as_local, as_steps = partial(require_point, "local"), partial(require_point, "steps")
 
 
 def drawn_directions(problem: BilevelProblem, independent_batches: bool = False) -> Draw:
@@ -183,9 +161,7 @@ class ServerStep(eqx.Module):
     rule: Any = eqx.field(static=True)
 
     @classmethod
-    def of(cls, gamma: "Rule | ServerStep") -> "ServerStep":
-        if isinstance(gamma, ServerStep):
-            return gamma
+    def of(cls, gamma: Rule) -> "ServerStep":
         return cls(None, gamma) if is_rule(gamma) else cls(gamma, None)
 
     def init(self, z: PyTree) -> PyTree:
@@ -226,10 +202,8 @@ class ServerSteps(eqx.Module):
     rules: Any = eqx.field(static=True)
 
     @classmethod
-    def of(cls, gamma: "Server | ServerSteps") -> "ServerSteps":
+    def of(cls, gamma: Server) -> "ServerSteps":
         """Divide step sizes and transformations into numbers and rules."""
-        if isinstance(gamma, ServerSteps):
-            return gamma
         if is_rule(gamma):
             return cls(Point(), gamma)
         given = require_point("server", gamma)
@@ -268,24 +242,57 @@ def _advance(steps: ServerSteps, radius: float | None, state: State, d: Point[Py
     return State(x, y, v, server, state.projected + acted)
 
 
-class SharedMethod(Method):
-    """A method for a problem whose lower level all clients share."""
+class BilevelMethod(Method):
+    """A method for one lower problem of all clients or, if `is_personal`, for one of each."""
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
+    problem: BilevelProblem = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if self.problem.lower_level == "private" and not self.is_personal:
+            raise UserError(
+                "This method needs a lower problem that all clients share: for a personal lower "
+                "level use simfbo, shrofbo or fedbioacc_local."
+            )
+
+    @property
+    def draw(self) -> Draw:
+        """Return what draws the three directions."""
+        return drawn_directions(self.problem)
 
 
-class SingleLoop(SharedMethod):
+class SteppedMethod(BilevelMethod):
+    """A method with one step size for each variable, whose state is (x, y, v) by default."""
+
+    steps: Point[float] = eqx.field(converter=partial(require_point, "steps"))
+
+    def init(self, x: PyTree, y: PyTree) -> Any:
+        return start(x, y)
+
+
+class ProjectedMethod(SteppedMethod):
+    """A method that keeps v within a ball; None for no projection."""
+
+    radius: float | None = eqx.field(converter=require_radius)
+
+
+class SingleLoop(BilevelMethod):
     """A method that moves x, y and v together, by local steps and the server's.
 
     Attributes:
         local: eta, the clients' step sizes.
         server: gamma.
         radius: r of the projection of v on the server; None for no projection.
+        independent_batches: draw separate batches for the three directions.
     """
 
-    local: Point[float] = eqx.field(converter=as_local)
+    local: Point[float] = eqx.field(converter=partial(require_point, "local"))
     server: ServerSteps = eqx.field(converter=ServerSteps.of)
     radius: float | None = eqx.field(converter=require_radius, default=None)
+    independent_batches: bool = eqx.field(static=True, default=False)
+
+    @property
+    def draw(self) -> Draw:
+        return drawn_directions(self.problem, self.independent_batches)
 
     def point(self, state: Any) -> Point[PyTree]:
         return Point(*_base(state)[:3])
@@ -298,13 +305,23 @@ def _base(state: Any) -> State:
     return getattr(state, "base", state)
 
 
-class SteppedMethod(SharedMethod):
-    """A method with one step size for each variable, whose state is (x, y, v) by default."""
+class MeanLoop(SingleLoop):
+    """A single loop whose clients send means: the server moves along their sum with rho gamma."""
 
-    steps: Point[float] = eqx.field(converter=as_steps)
-
-    def init(self, x: PyTree, y: PyTree) -> Any:
-        return start(x, y)
+    def advance(
+        self,
+        state: Any,
+        d: Point[PyTree],
+        norm: jax.Array,
+        federation: Federation,
+        cohort: Cohort,
+        key: jax.Array,
+    ) -> Any:
+        """Move along d; `norm` is the cohort's estimate of rho."""
+        rho = mean_work(federation, cohort, key, norm, state)
+        base = self.server.advance(state.base, scale(rho, d), self.radius)
+        counts = {"norm_sum": state.norm_sum + norm, "norm_count": state.norm_count + 1}
+        return state._replace(base=base, **counts)
 
 
 def mean_work(
@@ -312,14 +329,8 @@ def mean_work(
 ) -> Scalar:
     """Return rho = sum_j p_j ||a_j||_1, exact where it is known, else the mean of earlier rounds.
 
-    This round's own estimate is correlated with its messages and would make them biased.
-
-    Args:
-        federation: which knows rho where the server assigns the local work.
-        cohort: the clients of this round.
-        key: of this round.
-        norm: the cohort's own estimate, exact if it is everyone.
-        state: with `norm_sum` and `norm_count` of earlier estimates.
+    `norm`, this round's estimate, is exact if the cohort is everyone. Otherwise it is correlated
+    with the messages and would make them biased.
     """
     rho = federation.mean_norm(key)
     if rho is not None:

@@ -5,20 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import (
-    Draw,
-    SingleLoop,
-    State,
-    add_direction,
-    mean_work,
-    moved,
-    scale,
-    zero_sum,
-)
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.problem import Point, PyTree, Scalar
-from simfbo.core.sampling import Cohort
+from simfbo.algorithms._common import Draw, MeanLoop, State, add_direction, moved, zero_sum
+from simfbo.core import Client, Point, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import UserError
 
 
@@ -35,7 +24,7 @@ class MimeState(NamedTuple):
     norm_count: jax.Array
 
 
-class CorrectedLoop(SingleLoop):
+class CorrectedLoop(MeanLoop):
     """A method whose clients correct every local step by h, an estimate of the cohort's direction.
 
     Attributes:
@@ -55,21 +44,6 @@ class CorrectedLoop(SingleLoop):
         h = trees.host_zeros(Point(*base[:3]))
         return MimeState(base, h, (), jnp.zeros(()), jnp.zeros(()))
 
-    def advance(
-        self,
-        state: MimeState,
-        m: Point[PyTree],
-        norm: jax.Array,
-        federation: Federation,
-        cohort: Cohort,
-        key: jax.Array,
-    ) -> MimeState:
-        """Move along m with rho gamma; `norm` is the cohort's estimate of rho."""
-        rho = mean_work(federation, cohort, key, norm, state)
-        base = self.server.advance(state.base, scale(rho, m), self.radius)
-        counts = {"norm_sum": state.norm_sum + norm, "norm_count": state.norm_count + 1}
-        return state._replace(base=base, **counts)
-
 
 def mean_direction(
     draw: Draw,
@@ -81,13 +55,7 @@ def mean_direction(
 ) -> Point[PyTree]:
     """Return the mean of D_i, weighted with a_k / ||a||_1, over tau_i corrected steps from z.
 
-    Args:
-        draw: D_i on a batch.
-        z: the start.
-        h: the cohort's direction.
-        client: its batches and local work.
-        eta: its step sizes.
-        own: the client's own direction, to be replaced by h; None for D_i(z) on the step's batch.
+    In the steps h replaces `own`, the client's direction; None for D_i(z) on the step's batch.
     """
     plan = client.plan
 

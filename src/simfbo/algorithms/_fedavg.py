@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import jax
 
-from simfbo.algorithms._common import Rule, ServerStep, SharedMethod, State, local_steps, start
+from simfbo.algorithms._common import BilevelMethod, Rule, ServerStep, State, local_steps, start
 from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, grad_lower_y
 
 
-class FedAvg(SharedMethod):
+class FedAvg(BilevelMethod):
     """FedAvg; `fedavg` has the equations."""
 
     known_violations: ClassVar = {

@@ -4,32 +4,25 @@ Local Lower Level Problems", NeurIPS 2023, Algorithm 1 (global lower problem).
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
-    SteppedMethod,
+    ProjectedMethod,
     add,
     adds_changes,
-    drawn_directions,
     moved,
     require_plain,
-    require_radius,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.ranges import Positive
 
 
-class FedBiO(SteppedMethod):
+class FedBiO(ProjectedMethod):
     """FedBiO; `fedbio` has the equations."""
 
     known_violations: ClassVar = adds_changes("FedBiO")
     residuals: ClassVar = {"fedbio_step": "yv"}
-
-    radius: float | None = eqx.field(converter=require_radius, default=None)
 
     def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
         return add(state, federation.sum(self.fedbio_step, state, federation.cohort(key), key))
@@ -38,10 +31,9 @@ class FedBiO(SteppedMethod):
     def fedbio_step(self, start: Point[PyTree], client: Client) -> Point[PyTree]:
         """Send the change of x, y and v over tau_i local steps."""
         require_plain(client)
-        draw = drawn_directions(self.problem)
 
         def step(k: Scalar, at: Point[PyTree]) -> Point[PyTree]:
-            d = draw(at, client, jax.random.fold_in(client.key, k))
+            d = self.draw(at, client, jax.random.fold_in(client.key, k))
             return moved(at, self.steps, d, self.radius)
 
         return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, start), start)
@@ -60,9 +52,6 @@ def fedbio(problem: BilevelProblem, steps: Point[float], radius: Positive | None
         problem: the two losses.
         steps: eta for y, v and x.
         radius: r of the clients' projection of v_i; None for no projection.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -5,27 +5,21 @@ reading of the abstract.
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.algorithms._common import (
+    ProjectedMethod,
     adds_changes,
     apart,
-    as_steps,
-    drawn_directions,
     moved,
     pairs,
     require_plain,
-    require_radius,
-    require_shared,
     start,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import UserError
 from simfbo.ranges import Positive
 
@@ -40,21 +34,9 @@ class AccState(NamedTuple):
     t: jax.Array
 
 
-class StormMethod(Method):
-    """A method whose clients take steps of FedBiOAcc, with a global lower problem or local ones.
+class StormMethod(ProjectedMethod):
+    """A method with FedBiOAcc's local steps, for a global lower problem or local ones."""
 
-    Attributes:
-        problem: the two losses.
-        steps: eta.
-        radius: r of the clients' projection of v_i; None for no projection.
-        delta: of alpha_t = delta / (u + t)^(1/3).
-        u: of alpha_t.
-        c: of the momentum c alpha_t^2.
-    """
-
-    problem: BilevelProblem = eqx.field(static=True)
-    steps: Point[float] = eqx.field(converter=as_steps)
-    radius: float | None = eqx.field(converter=require_radius)
     delta: float
     u: float
     c: float
@@ -71,17 +53,12 @@ class StormMethod(Method):
     def walk(
         self, z: Point[PyTree], d: Point[PyTree], t: jax.Array, begun: jax.Array, client: Client
     ) -> tuple[Point[PyTree], Point[PyTree], jax.Array]:
-        """Take tau_i local steps; return z, the estimators d, and tau_i.
+        """Take tau_i local steps from z and the estimators d; return both, and tau_i.
 
-        Args:
-            z: the variables at first.
-            d: the estimators at first.
-            t: the local steps before, zero where there is no estimator of x's direction yet.
-            begun: zero where there are no estimators of y's and v's directions yet.
-            client: the client.
+        Before them there were t local steps. Where t is zero there is no estimator of x's direction
+        yet, and where `begun` is zero none of y's and v's.
         """
         require_plain(client)
-        draw = drawn_directions(self.problem)
 
         def step(k: Scalar, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             (z, d), key = carry, jax.random.fold_in(client.key, k)
@@ -90,7 +67,7 @@ class StormMethod(Method):
             keep = 1 - self.c * alpha**2
             after = moved(z, Point(*(alpha * eta for eta in self.steps)), d, self.radius)
             of_x, of_y = (jnp.where(count > 0, keep, 0.0) for count in (now, own))
-            new, old = draw(after, client, key), trees.subtract(d, draw(z, client, key))
+            new, old = self.draw(after, client, key), trees.subtract(d, self.draw(z, client, key))
             return after, Point(*map(trees.add_scaled, new, (of_x, of_y, of_y), old))
 
         z, d = jax.lax.fori_loop(0, client.plan.tau, step, (z, d))
@@ -102,8 +79,6 @@ class FedBiOAcc(StormMethod):
 
     known_violations: ClassVar = adds_changes("FedBiOAcc")
     residuals: ClassVar = {"fedbioacc_step": "yv"}
-
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
 
     def init(self, x: PyTree, y: PyTree) -> AccState:
         at = start(x, y)
@@ -163,9 +138,6 @@ def fedbioacc(
         delta: of alpha_t; the default makes it 1 at first, and 0.79 after 1,000 local steps.
         u: of alpha_t.
         c: of the momentum c alpha_t^2, which must not exceed 1.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -11,9 +11,7 @@ import numpy as np
 
 from simfbo.algorithms._common import STALE
 from simfbo.algorithms._fedbioacc import StormMethod
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import Method, client_step
+from simfbo.core import Client, Federation, Method, WithMemory, client_step, trees
 from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Positive

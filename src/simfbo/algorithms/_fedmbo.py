@@ -2,7 +2,7 @@
 ICML 2023.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
@@ -96,14 +96,8 @@ def _weigh(stacked: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(rows, stacked)
 
 
-@jax.jit
-def _take(stacked: PyTree, places: Any) -> PyTree:
-    return jax.tree.map(lambda a: a[places], stacked)
-
-
-@jax.jit
-def _mean(stacked: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: a.mean(0), stacked)
+_take = jax.jit(lambda stacked, places: jax.tree.map(lambda a: a[places], stacked))
+_mean = jax.jit(lambda stacked: jax.tree.map(lambda a: a.mean(0), stacked))
 
 
 def fedmbo(

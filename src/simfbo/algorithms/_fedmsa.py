@@ -5,26 +5,21 @@ abstract.
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.algorithms._common import (
-    SteppedMethod,
+    ProjectedMethod,
     apart,
-    drawn_directions,
     moved,
     pairs,
     project,
     require_plain,
-    require_radius,
     start,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import UserError
 from simfbo.ranges import Fraction, Positive
 
@@ -41,13 +36,12 @@ class MsaState(NamedTuple):
     projected: jax.Array
 
 
-class FedMSA(SteppedMethod):
+class FedMSA(ProjectedMethod):
     """FedMSA; `fedmsa` has the equations. A payload pairs z with z_{t-1}, or with h, by channel."""
 
     residuals: ClassVar = {"fedmsa_local": "xyv"}
 
-    momentum: float = 0.1
-    radius: float | None = eqx.field(converter=require_radius, default=None)
+    momentum: float
 
     def __check_init__(self) -> None:
         if not 0 < self.momentum <= 1:
@@ -68,15 +62,14 @@ class FedMSA(SteppedMethod):
     @client_step
     def fedmsa_estimate(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
         """Send D_i(z_t) - (1 - a) D_i(z_{t-1}) on one batch."""
-        draw = drawn_directions(self.problem)
-        new, old = (draw(z, client, client.key) for z in apart(payload))
+        new, old = (self.draw(z, client, client.key) for z in apart(payload))
         return trees.add_scaled(new, self.momentum - 1, old)
 
     @client_step
     def fedmsa_local(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
         """Send the change of z over tau_i local steps from h."""
         require_plain(client)
-        (at, h), draw = apart(payload), drawn_directions(self.problem)
+        (at, h), draw = apart(payload), self.draw
 
         def step(k: Scalar, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
             before, z, d = carry
@@ -137,11 +130,8 @@ def fedmsa(
         momentum: a, in (0, 1]; at 1, h is the cohort's own mean.
         radius: r of the projection of v on the server; None for no projection.
 
-    Returns:
-        The method.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedmsa(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    return FedMSA(problem, steps, momentum, radius)
+    return FedMSA(problem, steps, radius, momentum)

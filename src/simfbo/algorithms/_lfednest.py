@@ -8,18 +8,8 @@ import jax
 
 from simfbo.algorithms._common import add
 from simfbo.algorithms._nested import NestedLoops, descend, lower_gradient
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import (
-    BilevelProblem,
-    Point,
-    PyTree,
-    Scalar,
-    grad_upper_y,
-    hvp,
-    residual,
-)
+from simfbo.core import Client, Federation, Method, client_step, trees
+from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar, grad_upper_y, hvp, residual
 from simfbo.ranges import Count
 
 
@@ -88,9 +78,6 @@ def lfednest(
         steps: beta for y, alpha for x, and for v the step s of the Neumann series.
         lower_rounds: K.
         neumann_terms: N.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

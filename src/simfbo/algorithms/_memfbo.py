@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from simfbo.algorithms._common import Server
 from simfbo.algorithms._f2sa2 import F2SA2
 from simfbo.algorithms._penalty import Gradient, MemState, PenaltyMethod
-from simfbo.core import trees
-from simfbo.core.method import Method
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Method, Point, trees
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Channels, Positive
 
@@ -58,9 +57,6 @@ def memfbo(
         server: as in `simfbo`.
         penalty: lambda; a larger one has a smaller bias but loses more digits to rounding.
         order: 1 for the forward difference, 2 for the central one.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

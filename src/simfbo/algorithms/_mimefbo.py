@@ -9,13 +9,12 @@ from typing import ClassVar, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import Server, add_scaled, drawn_directions, scale
+from simfbo.algorithms._common import Server, add_scaled, scale
 from simfbo.algorithms._corrected import CorrectedLoop, MimeState, mean_direction
 from simfbo.algorithms._scaffoldfbo import ScaffoldFBO
 from simfbo.algorithms._stormfbo import StormFBO
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Fraction, Positive
 
@@ -37,7 +36,7 @@ class MimeFBO(CorrectedLoop):
     def mimefbo_step(self, payload: PyTree, client: Client) -> tuple[Point[PyTree], jax.Array]:
         """Send m_i, the mean of the directions along the corrected path, and ||a_i||_1."""
         z, h = payload
-        m = mean_direction(drawn_directions(self.problem), z, h, client, self.local)
+        m = mean_direction(self.draw, z, h, client, self.local)
         return m, jnp.asarray(client.plan.norm)
 
 
@@ -71,9 +70,6 @@ def mimefbo(
             server moves along h + sum_C p~_i (m_i - its last).
         theta: weight of what is new in h, between 0 and 1; not used by "memory".
 
-    Returns:
-        The method.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = mimefbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
@@ -81,4 +77,5 @@ def mimefbo(
     if control not in get_args(Control):
         raise UserError(f"control must be one of {', '.join(get_args(Control))}, got '{control}'.")
     kinds = {"mean": MimeFBO, "storm": StormFBO, "memory": ScaffoldFBO}
-    return kinds[control](problem, local, local if server is None else server, radius, theta)
+    gamma = local if server is None else server
+    return kinds[control](problem, local, gamma, radius, theta=theta)

@@ -9,18 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.core import trees
-from simfbo.core.federation import (
-    Client,
-    ClientStep,
-    Federation,
-    Verb,
-    View,
-    WithMemory,
-    message_of,
-)
-from simfbo.core.method import Method, WrappedStep, Wrapper, require_unmodified_sums
-from simfbo.core.problem import Point, PyTree, point_of
+from simfbo.core import Client, Federation, Method, Point, View, WithMemory, Wrapper, trees
+from simfbo.core.federation import ClientStep, Verb, message_of
+from simfbo.core.method import WrappedStep, require_unmodified_sums
+from simfbo.core.problem import PyTree, point_of
 from simfbo.errors import UserError
 
 

@@ -8,21 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import SteppedMethod, require_plain
-from simfbo.core import trees
+from simfbo.core import BilevelProblem, Point, grad_lower_y, grad_upper_x, grad_upper_y, hvp, trees
 from simfbo.core.federation import Client
 from simfbo.core.keys import Purpose, host_rng
 from simfbo.core.method import client_step
-from simfbo.core.problem import (
-    BilevelProblem,
-    Point,
-    PyTree,
-    Scalar,
-    grad_lower_y,
-    grad_upper_x,
-    grad_upper_y,
-    hvp,
-    residual,
-)
+from simfbo.core.problem import PyTree, Scalar, residual
 from simfbo.errors import UserError
 
 Direction = Callable[[PyTree, jax.Array], PyTree]

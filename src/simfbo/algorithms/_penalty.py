@@ -8,17 +8,16 @@ import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
+    BilevelMethod,
     ServerSteps,
-    SharedMethod,
     State,
     is_rule,
     local_steps,
     require_point,
     weighs_work,
 )
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import client_step
-from simfbo.core.problem import Point, PyTree, evaluate
+from simfbo.core import Client, Federation, Point, client_step
+from simfbo.core.problem import PyTree, evaluate
 from simfbo.errors import UserError
 
 Gradient = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -39,7 +38,7 @@ def _same_for_u(sizes: Any) -> Any:
     return sizes._replace(v=sizes.y)
 
 
-class PenaltyMethod(SharedMethod):
+class PenaltyMethod(BilevelMethod):
     """A first-order method: the lower problem enters as a penalty."""
 
     name = "MemFBO"

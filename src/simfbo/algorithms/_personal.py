@@ -4,6 +4,7 @@ Huang, NeurIPS 2023: every client has a lower variable of its own, and only x tr
     min_x  sum_i p_i f_i(x, y_i*(x))    s.t.    y_i*(x) = argmin_y g_i(x, y)
 """
 
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -11,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
+    BilevelMethod,
     ServerStep,
-    as_local,
     drawn_directions,
     is_rule,
     local_steps,
@@ -23,10 +24,8 @@ from simfbo.algorithms._common import (
     scale,
     weighs_work,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import Client, Federation, Point, WithMemory, client_step, trees
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 
 BIASED = {
@@ -55,7 +54,7 @@ def _step_of_x(gamma: Any) -> ServerStep:
     return ServerStep.of(require_point("server", gamma).x)
 
 
-class PersonalSimFBO(Method):
+class PersonalSimFBO(BilevelMethod):
     """SimFBO for a personal lower level.
 
     Client i, from x and its own y_i and v_i, takes tau_i steps on all three as in `simfbo`. It
@@ -67,8 +66,7 @@ class PersonalSimFBO(Method):
     known_violations: ClassVar = BIASED
     residuals: ClassVar = {"private_step": "x"}
 
-    problem: BilevelProblem = eqx.field(static=True)
-    local: Point[float] = eqx.field(converter=as_local)
+    local: Point[float] = eqx.field(converter=partial(require_point, "local"))
     server: ServerStep = eqx.field(converter=_step_of_x)
     radius: float | None = eqx.field(converter=require_radius, default=None)
     independent_batches: bool = eqx.field(static=True, default=False)

@@ -7,12 +7,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import STALE, add_scaled, drawn_directions
+from simfbo.algorithms._common import STALE, add_scaled
 from simfbo.algorithms._corrected import CorrectedLoop, MimeState, mean_direction
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import client_step
-from simfbo.core.problem import Point, PyTree
+from simfbo.core import Client, Federation, Point, WithMemory, client_step, trees
+from simfbo.core.problem import PyTree
 
 
 class ScaffoldFBO(CorrectedLoop):
@@ -40,5 +38,5 @@ class ScaffoldFBO(CorrectedLoop):
     def mimefbo_step(self, payload: PyTree, client: Client) -> WithMemory:
         """Send m_i - c_i and ||a_i||_1; remember m_i."""
         (z, h), c = payload, client.memory
-        m = mean_direction(drawn_directions(self.problem), z, h, client, self.local, c)
+        m = mean_direction(self.draw, z, h, client, self.local, c)
         return WithMemory((trees.subtract(m, c), jnp.asarray(client.plan.norm)), m)

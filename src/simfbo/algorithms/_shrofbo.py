@@ -4,24 +4,18 @@ Federated Bilevel Learning", NeurIPS 2023, Section 4.
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
+    MeanLoop,
     Server,
-    SingleLoop,
     State,
-    drawn_directions,
     local_steps,
-    mean_work,
-    scale,
 )
 from simfbo.algorithms._personal import PersonalShroFBO
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree
 from simfbo.ranges import Positive
 
 
@@ -33,7 +27,7 @@ class ShroState(NamedTuple):
     norm_count: jax.Array
 
 
-class ShroFBO(SingleLoop):
+class ShroFBO(MeanLoop):
     """ShroFBO for a shared lower level; `shrofbo` has the equations."""
 
     known_violations: ClassVar = {
@@ -41,23 +35,18 @@ class ShroFBO(SingleLoop):
     }
     residuals: ClassVar = {"shrofbo_step": "xyv"}
 
-    independent_batches: bool = eqx.field(static=True, default=False)
-
     def init(self, x: PyTree, y: PyTree) -> ShroState:
         return ShroState(self.server.init(x, y), jnp.zeros(()), jnp.zeros(()))
 
     def round(self, state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
         cohort = federation.cohort(key)
         h, norm = federation.sum(self.shrofbo_step, self.point(state), cohort, key)
-        rho = mean_work(federation, cohort, key, norm, state)
-        base = self.server.advance(state.base, scale(rho, h), self.radius)
-        return ShroState(base, state.norm_sum + norm, state.norm_count + 1)
+        return self.advance(state, h, norm, federation, cohort, key)
 
     @client_step
     def shrofbo_step(self, at: Point[PyTree], client: Client) -> tuple[Point[PyTree], jax.Array]:
         """Send h_i = q_i / ||a_i||_1, and ||a_i||_1."""
-        draw, norm = drawn_directions(self.problem, self.independent_batches), client.plan.norm
-        q = local_steps(draw, at, client, self.local)
+        q, norm = local_steps(self.draw, at, client, self.local), client.plan.norm
         return trees.scale(1 / norm, q), jnp.asarray(norm)
 
 

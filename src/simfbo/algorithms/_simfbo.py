@@ -4,20 +4,17 @@ Federated Bilevel Learning", NeurIPS 2023, Algorithm 1.
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
     Server,
     SingleLoop,
     State,
-    drawn_directions,
     local_steps,
 )
 from simfbo.algorithms._personal import BIASED, PersonalSimFBO
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step
+from simfbo.core.problem import PyTree
 from simfbo.ranges import Positive
 
 
@@ -26,8 +23,6 @@ class SimFBO(SingleLoop):
 
     known_violations: ClassVar = BIASED
     residuals: ClassVar = {"simfbo_step": "xyv"}
-
-    independent_batches: bool = eqx.field(static=True, default=False)
 
     def init(self, x: PyTree, y: PyTree) -> State:
         return self.server.init(x, y)
@@ -39,8 +34,7 @@ class SimFBO(SingleLoop):
     @client_step
     def simfbo_step(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
         """Send q_i, the weighted sum of the directions of tau_i local steps."""
-        draw = drawn_directions(self.problem, self.independent_batches)
-        return local_steps(draw, at, client, self.local)
+        return local_steps(self.draw, at, client, self.local)
 
 
 def simfbo(
@@ -72,9 +66,6 @@ def simfbo(
         radius: r of the projection of v on the server; None for no projection.
         independent_batches: draw separate batches for the three directions, as the paper writes
             it, at about 1.5 times the cost; by default they share one lower and one upper batch.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -5,12 +5,10 @@ Non-Convex SGD", NeurIPS 2019) for h and m, which also uses directions at the pr
 import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import add_scaled, drawn_directions
+from simfbo.algorithms._common import add_scaled
 from simfbo.algorithms._corrected import CorrectedLoop, MimeState, mean_direction
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import client_step
-from simfbo.core.problem import Point, PyTree
+from simfbo.core import Client, Federation, Point, client_step, trees
+from simfbo.core.problem import PyTree
 
 
 class StormFBO(CorrectedLoop):
@@ -31,7 +29,7 @@ class StormFBO(CorrectedLoop):
     @client_step
     def mimefbo_step(self, payload: PyTree, client: Client) -> tuple[Point[PyTree], jax.Array]:
         """Send m_i - (1 - theta) D_i(z') on the batch of the first step, and ||a_i||_1."""
-        (z, h, previous, weight), draw = payload, drawn_directions(self.problem)
+        (z, h, previous, weight), draw = payload, self.draw
         before = draw(previous, client, jax.random.fold_in(client.key, 0))
         m = mean_direction(draw, z, h, client, self.local)
         return trees.add_scaled(m, -weight, before), jnp.asarray(client.plan.norm)
