@@ -64,19 +64,16 @@ def require_plain(client: Client) -> None:
 def drawn_directions(problem: BilevelProblem, independent_batches: bool = False) -> Draw:
     """Return (at, client, key) -> the three directions at a point, on minibatches of the client."""
 
-    def shared(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
-        lower, upper = jax.random.split(key)
-        batches = client.data.lower_batch(lower), client.data.upper_batch(upper)
-        return directions(problem, *at, *batches)
-
-    def independent(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
-        """Use five batches: zeta; psi and xi, a lower and an upper one each."""
-        zeta, *keys = jax.random.split(key, 5)
+    def draw(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
         lower, upper = client.data.lower_batch, client.data.upper_batch
+        if not independent_batches:
+            of_lower, of_upper = jax.random.split(key)
+            return directions(problem, *at, lower(of_lower), upper(of_upper))
+        zeta, *keys = jax.random.split(key, 5)
         psi, xi = (lower(keys[0]), upper(keys[1])), (lower(keys[2]), upper(keys[3]))
         return independent_directions(problem, *at, lower(zeta), psi, xi)
 
-    return independent if independent_batches else shared
+    return draw
 
 
 def project(v: PyTree, radius: float | None) -> tuple[PyTree, jax.Array]:

@@ -44,12 +44,7 @@ def require_counts(**counts: int) -> None:
 
 
 class NestedLoops(SteppedMethod):
-    """A method with rounds on y and a truncated Neumann series in every iteration.
-
-    Attributes:
-        lower_rounds: K.
-        neumann_terms: N.
-    """
+    """A method with K rounds on y and a Neumann series of N terms in every iteration."""
 
     lower_rounds: int = eqx.field(static=True)
     neumann_terms: int = eqx.field(static=True)
@@ -59,12 +54,7 @@ class NestedLoops(SteppedMethod):
 
 
 class Oracles(eqx.Module):
-    """Client steps that answer one question each, on the channel that the answer is for.
-
-    Attributes:
-        problem: the two losses.
-        full: whether they use all of the client's samples rather than a minibatch.
-    """
+    """Client steps that answer one question each, from a minibatch or, if `full`, all samples."""
 
     problem: BilevelProblem = eqx.field(static=True)
     full: bool = eqx.field(static=True, default=False)
@@ -108,12 +98,8 @@ class Drifts(eqx.Module):
     """FedInn's and FedOut's local steps.
 
     What all clients have in common, -beta q, is the server's to apply: added up by the clients it
-    would count sum_C w_i times, and the weights of a cohort sum to one only in expectation.
-
-    Attributes:
-        problem: the two losses.
-        steps: beta for y and alpha for x.
-        one_upper_step: whether clients take one step on x, and so have no drift.
+    would count sum_C w_i times, and the weights of a cohort sum to one only in expectation. With
+    `one_upper_step` clients take one step on x, and so have no drift.
     """
 
     problem: BilevelProblem = eqx.field(static=True)
@@ -124,8 +110,7 @@ class Drifts(eqx.Module):
     def lower_drift(self, payload: PyTree, client: Client) -> Point[PyTree]:
         """(x, y, q) -> y: y_i - (y - beta q)."""
         x, y, q = payload
-        gradient = lower_gradient(self.problem, x, client)
-        return Point(y=drift(y, gradient, q, client, self.steps.y))
+        return Point(y=drift(y, lower_gradient(self.problem, x, client), q, client, self.steps.y))
 
     @client_step
     def upper_drift(self, payload: PyTree, client: Client) -> Point[PyTree]:
