@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from simfbo import Point
-from simfbo.algorithms._common import (
-    descend,
-    draw_terms,
-    drift,
-    is_released,
-    local_steps,
-    require_counts,
-    start,
-)
+from simfbo.algorithms._common import local_steps, start
+from simfbo.algorithms._nested import descend, draw_terms, drift, is_released, require_counts
 from simfbo.core.federation import Client
 from simfbo.core.local_work import LocalWork, momentum
 from simfbo.errors import UserError

@@ -14,8 +14,8 @@ from simfbo.algorithms._mimefbo import mimefbo
 from simfbo.algorithms._momenta import with_momenta
 from simfbo.algorithms._shrofbo import shrofbo
 from simfbo.algorithms._simfbo import simfbo
-from simfbo.algorithms._tuning_free import tuning_free
 from simfbo.algorithms.steps.auto import Plan, auto_steps
+from simfbo.algorithms.steps.tuning_free import tuning_free
 
 __all__ = [
     "Plan",

@@ -1,8 +1,5 @@
 """FBO-AggITD: Xiao, Ji, "Communication-Efficient Federated Hypergradient Computation via Aggregated
 Iterative Differentiation", ICML 2023.
-
-The products with the Hessian travel with the messages of the K lower rounds, so the hypergradient
-needs no loop of its own.
 """
 
 from typing import ClassVar
@@ -10,18 +7,8 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from simfbo.algorithms._common import (
-    Oracles,
-    add,
-    add_scaled,
-    as_steps,
-    draw_terms,
-    require_counts,
-    require_shared,
-    scale,
-    start,
-)
-from simfbo.algorithms._fednest import Drifts
+from simfbo.algorithms._common import SteppedMethod, add, add_scaled, scale
+from simfbo.algorithms._nested import Drifts, Oracles, draw_terms, inexact, require_counts
 from simfbo.core.federation import Client, ClientStep, Federation
 from simfbo.core.method import Method, client_step, marked
 from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_upper_x, mixed
@@ -29,7 +16,7 @@ from simfbo.ranges import Count
 
 
 class AggregatedOracles(eqx.Module):
-    """Client steps that compute two things at once, and the two parts of h."""
+    """Client steps that compute two things at once, on different batches; the two parts of h."""
 
     problem: BilevelProblem = eqx.field(static=True)
 
@@ -58,7 +45,13 @@ class AggregatedOracles(eqx.Module):
         return Point(x=mixed(self.problem, x, y, v, client.data.lower_batch(client.key)))
 
 
-class AggITD(Method):
+def _two_clients(client: Client) -> tuple[Client, Client]:
+    """Return the client twice, with different keys."""
+    first, second = jax.random.split(client.key)
+    return client._replace(key=first), client._replace(key=second)
+
+
+class AggITD(SteppedMethod):
     """FBO-AggITD; `aggitd` has the equations."""
 
     name = "FBO-AggITD"
@@ -66,20 +59,13 @@ class AggITD(Method):
         ("lower_grad", "lower_and_upper_grad", "lower_grad_and_product"), "y"
     )
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
-    steps: Point[float] = eqx.field(converter=as_steps)
     lower_rounds: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
         require_counts(lower_rounds=self.lower_rounds)
 
-    def init(self, x: PyTree, y: PyTree) -> Point[PyTree]:
-        return start(x, y)
-
     def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
-        """Move y in K rounds that also solve the linear system, and then x."""
-        (x, y, z), steps = state, self.steps
-        ask, both, drifts = self._parts()
+        (x, y, z), steps, (ask, both, drifts) = state, self.steps, self._modules()
         keys = iter(jax.random.split(key, 2 * self.lower_rounds + 3))
         first = draw_terms(key, self.lower_rounds)
         for t in range(self.lower_rounds):
@@ -102,16 +88,13 @@ class AggITD(Method):
         change = federation.sum(drifts.upper_drift, (x, y, h), cohort, next(keys))
         return Point(add(add_scaled(x, -steps.x, h), change.x), y, v)
 
-    def _parts(self) -> tuple[Oracles, AggregatedOracles, Drifts]:
-        return (
-            Oracles(self.problem),
-            AggregatedOracles(self.problem),
-            Drifts(self.problem, self.steps),
-        )
+    def _modules(self) -> tuple[Oracles, AggregatedOracles, Drifts]:
+        problem = self.problem
+        return Oracles(problem), AggregatedOracles(problem), Drifts(problem, self.steps)
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:
-        ask, both, drifts = self._parts()
+        ask, both, drifts = self._modules()
         return {"lower_grad": ask.lower_grad, **marked(both, drifts)}
 
     @property
@@ -120,17 +103,12 @@ class AggITD(Method):
     ) -> dict[str, str]:
         if self.lower_rounds == 1:
             return {}
-        jitter = "Q is drawn in every iteration, so v is right only in the mean and x jitters."
         return {
             "ledger is cost": "How many messages carry a second vector depends on the draw of Q.",
-            **dict.fromkeys(("sends changes", "finds the solution", "unequal local work"), jitter),
+            **inexact(
+                "Q is drawn in every iteration, so v is right only in the mean and x jitters."
+            ),
         }
-
-
-def _two_clients(client: Client) -> tuple[Client, Client]:
-    """Return the client twice, with different keys, so that the two parts use different batches."""
-    first, second = jax.random.split(client.key)
-    return client._replace(key=first), client._replace(key=second)
 
 
 def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: Count = 5) -> Method:

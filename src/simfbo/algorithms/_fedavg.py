@@ -1,32 +1,17 @@
 """FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of
 Deep Networks from Decentralized Data", AISTATS 2017.
-
-Trains y alone, at a fixed x, as one does without an upper problem or to try values of x one after
-the other. It is a baseline for the other methods, not a bilevel method itself.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from simfbo.algorithms._common import Rule, ServerStep, local_steps, require_shared
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, grad_lower_y
+from simfbo.algorithms._common import BilevelMethod, Rule, ServerStep, State, local_steps, start
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, grad_lower_y
 
 
-class AvgState(NamedTuple):
-    """The fixed x, y and the server's optimiser state."""
-
-    x: PyTree
-    y: PyTree
-    server: PyTree
-
-
-class FedAvg(Method):
-    """FedAvg on the lower problem; `fedavg` has the equations."""
+class FedAvg(BilevelMethod):
+    """FedAvg; `fedavg` has the equations."""
 
     known_violations: ClassVar = {
         "finds the solution": "FedAvg trains the lower problem only: x stays where it starts.",
@@ -35,29 +20,26 @@ class FedAvg(Method):
     }
     residuals: ClassVar = {"fedavg_step": "y"}
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
     local: float
-    server: ServerStep = eqx.field(converter=ServerStep.of)
+    server: ServerStep
 
-    def init(self, x: PyTree, y: PyTree) -> AvgState:
-        x, y = jax.tree.map(jnp.asarray, (x, y))
-        return AvgState(x, y, self.server.init(y))
+    def init(self, x: Any, y: Any) -> State:
+        x, y, _ = start(x, y)
+        return State(x, y, server=self.server.init(y))
 
-    def round(self, state: AvgState, federation: Federation, key: jax.Array) -> AvgState:
-        """Sum the clients' gradients, and move y along them."""
-        cohort, at = federation.cohort(key), Point(x=state.x, y=state.y)
-        q = federation.sum(self.fedavg_step, at, cohort, key).y
-        return AvgState(state.x, *self.server.move(q, state.server, state.y))
+    def round(self, state: State, federation: Federation, key: jax.Array) -> State:
+        q = federation.sum(self.fedavg_step, self.point(state), federation.cohort(key), key)
+        y, server = self.server.move(q.y, state.server, state.y)
+        return State(state.x, y, server=server)
 
     @client_step
-    def fedavg_step(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
-        """Return q_i, the weighted sum of the gradients of tau_i local steps."""
+    def fedavg_step(self, at: Point[Any], client: Client) -> Point[Any]:
+        """Send q_i, the weighted sum of the gradients of tau_i local steps."""
 
-        def draw(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
-            batch = client.data.lower_batch(key)
-            return Point(y=grad_lower_y(self.problem, payload.x, at.y, batch))
+        def draw(z: Point[Any], client: Client, key: jax.Array) -> Point[Any]:
+            return Point(y=grad_lower_y(self.problem, at.x, z.y, client.data.lower_batch(key)))
 
-        return local_steps(draw, Point(y=payload.y), client, Point(y=self.local))
+        return local_steps(draw, Point(y=at.y), client, Point(y=self.local))
 
 
 def fedavg(
@@ -75,13 +57,10 @@ def fedavg(
         local: eta, the clients' step size; of a `Point`, that for y.
         server: gamma, or an Optax transformation; the same as `local` by default.
 
-    Returns:
-        The method; x does not change.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedavg(quadratic().problem, 0.2)
     """
     rule = local if server is None else server
     eta = local.y if isinstance(local, Point) else local
-    return FedAvg(problem, eta, rule.y if isinstance(rule, Point) else rule)
+    return FedAvg(problem, eta, ServerStep.of(rule.y if isinstance(rule, Point) else rule))

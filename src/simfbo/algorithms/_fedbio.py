@@ -1,65 +1,42 @@
 """FedBiO: Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization with Global and
 Local Lower Level Problems", NeurIPS 2023, Algorithm 1 (global lower problem).
-
-One communication round for the local steps of all three variables at once; the server averages the
-changes. SimFBO's ancestor: server steps equal to the local ones, and v projected on the client.
 """
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
+    ProjectedMethod,
     add,
-    as_steps,
-    drawn_directions,
-    project,
+    adds_changes,
+    moved,
     require_plain,
-    require_radius,
-    require_shared,
-    start,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.ranges import Positive
 
 
-class FedBiO(Method):
+class FedBiO(ProjectedMethod):
     """FedBiO; `fedbio` has the equations."""
 
-    known_violations: ClassVar = {
-        "unequal local work": "FedBiO adds what clients did, so those who take more local steps "
-        "count for more."
-    }
+    known_violations: ClassVar = adds_changes("FedBiO")
     residuals: ClassVar = {"fedbio_step": "yv"}
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
-    steps: Point[float] = eqx.field(converter=as_steps)
-    radius: float | None = eqx.field(converter=require_radius, default=None)
-
-    def init(self, x: PyTree, y: PyTree) -> Point[PyTree]:
-        return start(x, y)
-
     def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
-        """Add the mean of the clients' changes."""
         return add(state, federation.sum(self.fedbio_step, state, federation.cohort(key), key))
 
     @client_step
-    def fedbio_step(self, payload: Point[PyTree], client: Client) -> Point[PyTree]:
-        """Return the change of x, y and v over tau_i local steps."""
+    def fedbio_step(self, start: Point[PyTree], client: Client) -> Point[PyTree]:
+        """Send the change of x, y and v over tau_i local steps."""
         require_plain(client)
-        eta, draw = self.steps, drawn_directions(self.problem)
 
         def step(k: Scalar, at: Point[PyTree]) -> Point[PyTree]:
-            d = draw(at, client, jax.random.fold_in(client.key, k))
-            v, _ = project(trees.add_scaled(at.v, -eta.v, d.v), self.radius)
-            x, y = trees.add_scaled(at.x, -eta.x, d.x), trees.add_scaled(at.y, -eta.y, d.y)
-            return Point(x, y, v)
+            d = self.draw(at, client, jax.random.fold_in(client.key, k))
+            return moved(at, self.steps, d, self.radius)
 
-        return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, payload), payload)
+        return trees.subtract(jax.lax.fori_loop(0, client.plan.tau, step, start), start)
 
 
 def fedbio(problem: BilevelProblem, steps: Point[float], radius: Positive | None = None) -> Method:
@@ -75,9 +52,6 @@ def fedbio(problem: BilevelProblem, steps: Point[float], radius: Positive | None
         problem: the two losses.
         steps: eta for y, v and x.
         radius: r of the clients' projection of v_i; None for no projection.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

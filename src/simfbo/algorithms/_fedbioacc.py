@@ -1,32 +1,25 @@
 """FedBiOAcc: Li, Huang, Huang, "Communication-Efficient Federated Bilevel Optimization with Global
 and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701), for a global lower problem: our
 reading of the abstract.
-
-FedBiO with momentum-based variance reduction (STORM) on the clients, and step sizes that fall with
-the number of local steps. One communication round for the local steps of all three variables; the
-server averages the changes of the variables and of the estimators of their directions.
 """
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from simfbo.algorithms._common import (
-    as_steps,
-    drawn_directions,
-    project,
+    ProjectedMethod,
+    adds_changes,
+    apart,
+    moved,
+    pairs,
     require_plain,
-    require_radius,
-    require_shared,
     start,
 )
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import UserError
 from simfbo.ranges import Positive
 
@@ -41,19 +34,15 @@ class AccState(NamedTuple):
     t: jax.Array
 
 
-class Schedule(eqx.Module):
-    """The numbers of alpha_t = delta / (u + t)^(1/3) and of the momentum c alpha_t^2."""
+class StormMethod(ProjectedMethod):
+    """A method with FedBiOAcc's local steps, for a global lower problem or local ones."""
 
     delta: float
     u: float
     c: float
 
-    def alpha(self, t: jax.Array) -> jax.Array:
-        """Return alpha_t."""
-        return self.delta * (self.u + t) ** (-1 / 3)
-
     def __check_init__(self) -> None:
-        for name, number in vars(self).items():
+        for name, number in {"delta": self.delta, "u": self.u, "c": self.c}.items():
             if not 0 < number < float("inf"):
                 raise UserError(f"{name} must be a positive number, got {number}.")
         if (most := self.c * self.delta**2 / self.u ** (2 / 3)) > 1 + 1e-9:
@@ -61,51 +50,64 @@ class Schedule(eqx.Module):
                 f"The momentum c alpha^2 begins at {most:.3g}, above 1: lower c or delta."
             )
 
+    def walk(
+        self, z: Point[PyTree], d: Point[PyTree], t: jax.Array, begun: jax.Array, client: Client
+    ) -> tuple[Point[PyTree], Point[PyTree], jax.Array]:
+        """Take tau_i local steps from z and the estimators d; return both, and tau_i.
 
-class FedBiOAcc(Method):
-    """FedBiOAcc; `fedbioacc` has the equations."""
-
-    known_violations: ClassVar = {
-        "unequal local work": "FedBiOAcc adds what clients did, so those who take more local steps "
-        "count for more."
-    }
-    residuals: ClassVar = {"fedbioacc_step": "yv"}
-
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
-    steps: Point[float] = eqx.field(converter=as_steps)
-    radius: float | None = eqx.field(converter=require_radius, default=None)
-    schedule: Schedule = Schedule(10.0, 1000.0, 0.1)
-
-    def init(self, x: PyTree, y: PyTree) -> AccState:
-        at = start(x, y)
-        return AccState(*at, trees.host_zeros(at), trees.on_device(np.zeros(())))
-
-    def round(self, state: AccState, federation: Federation, key: jax.Array) -> AccState:
-        """Add the mean changes of the variables and of the estimators."""
-        payload = (*_pairs(state), state.t)
-        return _advance(
-            state, *federation.sum(self.fedbioacc_step, payload, federation.cohort(key), key)
-        )
-
-    @client_step
-    def fedbioacc_step(self, payload: PyTree, client: Client) -> PyTree:
-        """Return the changes of z and d over tau_i local steps, tau_i and 1."""
+        Before them there were t local steps. Where t is zero there is no estimator of x's direction
+        yet, and where `begun` is zero none of y's and v's.
+        """
         require_plain(client)
-        (*pairs, t), draw, schedule = payload, drawn_directions(self.problem), self.schedule
-        at, d = (Point(*part) for part in zip(*pairs, strict=True))
 
         def step(k: Scalar, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             (z, d), key = carry, jax.random.fold_in(client.key, k)
-            now = t + jnp.asarray(k, t.dtype)
-            alpha = schedule.alpha(now)
-            keep = jnp.where(now > 0, 1 - schedule.c * alpha**2, 0.0)
-            after = moved(z, alpha, self.steps, d, self.radius)
-            old = trees.subtract(d, draw(z, client, key))
-            return after, trees.add_scaled(draw(after, client, key), keep, old)
+            now, own = (count + jnp.asarray(k, t.dtype) for count in (t, begun))
+            alpha = self.delta * (self.u + now) ** (-1 / 3)
+            keep = 1 - self.c * alpha**2
+            after = moved(z, Point(*(alpha * eta for eta in self.steps)), d, self.radius)
+            of_x, of_y = (jnp.where(count > 0, keep, 0.0) for count in (now, own))
+            new, old = self.draw(after, client, key), trees.subtract(d, self.draw(z, client, key))
+            return after, Point(*map(trees.add_scaled, new, (of_x, of_y, of_y), old))
 
-        z, new = jax.lax.fori_loop(0, client.plan.tau, step, (at, d))
-        tau = jnp.asarray(client.plan.tau, t.dtype)
+        z, d = jax.lax.fori_loop(0, client.plan.tau, step, (z, d))
+        return z, d, jnp.asarray(client.plan.tau, t.dtype)
+
+
+class FedBiOAcc(StormMethod):
+    """FedBiOAcc; `fedbioacc` has the equations."""
+
+    known_violations: ClassVar = adds_changes("FedBiOAcc")
+    residuals: ClassVar = {"fedbioacc_step": "yv"}
+
+    def init(self, x: PyTree, y: PyTree) -> AccState:
+        at = start(x, y)
+        return AccState(at.x, at.y, at.v, trees.host_zeros(at), trees.on_device(np.zeros(())))
+
+    def round(self, state: AccState, federation: Federation, key: jax.Array) -> AccState:
+        payload = (*pairs(Point(*state[:3]), state.d), state.t)
+        sent = federation.sum(self.fedbioacc_step, payload, federation.cohort(key), key)
+        return _advance(state, *sent)
+
+    @client_step
+    def fedbioacc_step(self, payload: PyTree, client: Client) -> PyTree:
+        """Send the changes of z and d over tau_i local steps, tau_i and 1."""
+        *both, t = payload
+        at, d = apart(both)
+        z, new, tau = self.walk(at, d, t, t, client)
         return trees.subtract(z, at), trees.subtract(new, d), tau, jnp.ones_like(tau)
+
+
+@jax.jit
+def _advance(
+    state: AccState, z: Point[PyTree], d: Point[PyTree], steps: jax.Array, count: jax.Array
+) -> AccState:
+    """Add the clients' changes; t advances by their mean number of local steps.
+
+    Weights of a sampled cohort sum to one only in expectation, so the mean is taken over their sum.
+    """
+    x, y, v = trees.add(Point(*state[:3]), z)
+    return AccState(x, y, v, trees.add(state.d, d), state.t + steps / count)
 
 
 def fedbioacc(
@@ -137,37 +139,8 @@ def fedbioacc(
         u: of alpha_t.
         c: of the momentum c alpha_t^2, which must not exceed 1.
 
-    Returns:
-        The method.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = fedbioacc(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    return FedBiOAcc(problem, steps, radius, Schedule(delta, u, c))
-
-
-def moved(
-    z: Point[PyTree], alpha: jax.Array, eta: Point[PyTree], d: Point[PyTree], radius: float | None
-) -> Point[PyTree]:
-    """Return z - alpha eta d, with v projected."""
-    parts = zip(z, eta, d, strict=True)
-    x, y, v = (trees.add_scaled(own, -alpha * size, step) for own, size, step in parts)
-    return Point(x, y, project(v, radius)[0])
-
-
-@jax.jit
-def _advance(
-    state: AccState, z: Point[PyTree], d: Point[PyTree], steps: jax.Array, count: jax.Array
-) -> AccState:
-    """Add the clients' changes; t advances by their mean number of local steps.
-
-    Weights of a sampled cohort sum to one only in expectation, so the mean is taken over their sum.
-    """
-    x, y, v = trees.add(Point(*state[:3]), z)
-    return AccState(x, y, v, trees.add(state.d, d), state.t + steps / count)
-
-
-def _pairs(state: AccState) -> Point[PyTree]:
-    """Return z and d as a point whose parts are pairs, so that each part has its channel."""
-    return Point(*zip(state[:3], state.d, strict=True))
+    return FedBiOAcc(problem, steps, radius, delta, u, c)

@@ -1,36 +1,24 @@
 """FedBiOAcc with local lower problems: Li, Huang, Huang, "Communication-Efficient Federated Bilevel
 Optimization with Global and Local Lower Level Problems", NeurIPS 2023 (arXiv 2302.06701): our
 reading of the abstract.
-
-Every client has a lower problem of its own (`BilevelProblem(..., lower_level="private")`). It keeps
-y_i, v_i and the estimators of their directions; x and the estimator of its direction are averaged.
 """
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.algorithms._common import (
-    STALE,
-    as_steps,
-    drawn_directions,
-    require_plain,
-    require_radius,
-)
-from simfbo.algorithms._fedbioacc import Schedule, moved
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree, Scalar
+from simfbo.algorithms._common import STALE
+from simfbo.algorithms._fedbioacc import StormMethod
+from simfbo.core import Client, Federation, Method, WithMemory, client_step, trees
+from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Positive
 
 
 class LocalState(NamedTuple):
-    """x, what clients start y_i from, the estimator d of x's direction, and the local steps."""
+    """x, the initial y_i, the estimator d of x's direction, and the local steps so far."""
 
     x: PyTree
     y: PyTree
@@ -39,14 +27,14 @@ class LocalState(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps: y_i and v_i, the estimators of their directions, whether it began."""
+    """A client's memory: y_i and v_i, the estimators of their directions, whether it began."""
 
     at: Point[PyTree]
     d: Point[PyTree]
     begun: jax.Array
 
 
-class FedBiOAccLocal(Method):
+class FedBiOAccLocal(StormMethod):
     """FedBiOAcc for a personal lower level; `fedbioacc_local` has the equations."""
 
     known_violations: ClassVar = {
@@ -59,46 +47,9 @@ class FedBiOAccLocal(Method):
     name = "FedBiOAcc-Local"
     is_personal = True
 
-    problem: BilevelProblem = eqx.field(static=True)
-    steps: Point[float] = eqx.field(converter=as_steps)
-    radius: float | None = eqx.field(converter=require_radius, default=None)
-    schedule: Schedule = Schedule(10.0, 1000.0, 0.1)
-
     def init(self, x: PyTree, y: PyTree) -> LocalState:
         x, y = trees.on_device((x, y))
         return LocalState(x, y, trees.host_zeros(x), trees.on_device(np.zeros(())))
-
-    def round(self, state: LocalState, federation: Federation, key: jax.Array) -> LocalState:
-        """Add the mean changes of x and d_x."""
-        payload, cohort = (Point(x=(state.x, state.d)), state.t), federation.cohort(key)
-        change, tau, count = federation.sum(self.local_step, payload, cohort, key)
-        (x, d), now = trees.add((state.x, state.d), change.x), state.t + tau / count
-        return LocalState(x, state.y, d, now)
-
-    @client_step
-    def local_step(self, payload: PyTree, client: Client) -> WithMemory:
-        """Return the changes of x and d_x over tau_i local steps; remember all that is own."""
-        require_plain(client)
-        (shared, t), own, draw = payload, client.memory, drawn_directions(self.problem)
-        x, d_x = shared.x
-        at, d = own.at._replace(x=x), own.d._replace(x=d_x)
-
-        def step(k: Scalar, carry: PyTree) -> PyTree:
-            (z, d, begun), key = carry, jax.random.fold_in(client.key, k)
-            now = t + jnp.asarray(k, t.dtype)
-            alpha = self.schedule.alpha(now)
-            keep = 1 - self.schedule.c * alpha**2
-            after = moved(z, alpha, self.steps, d, self.radius)
-            new, old = draw(after, client, key), trees.subtract(d, draw(z, client, key))
-            weights = Point(jnp.where(now > 0, keep, 0.0), *[jnp.where(begun > 0, keep, 0.0)] * 2)
-            d = Point(*map(trees.add_scaled, new, weights, old))
-            return after, d, jnp.ones_like(begun)
-
-        z, new, begun = jax.lax.fori_loop(0, client.plan.tau, step, (at, d, own.begun))
-        tau = jnp.asarray(client.plan.tau, t.dtype)
-        change = Point(x=trees.subtract((z.x, new.x), (x, d_x)))
-        kept = Own(z._replace(x=None), new._replace(x=None), begun)
-        return WithMemory((change, tau, jnp.ones_like(tau)), kept)
 
     def client_memory(self, x: PyTree, y: PyTree) -> Own:
         y = trees.on_device(y)
@@ -107,6 +58,22 @@ class FedBiOAccLocal(Method):
 
     def client_y(self, memory: Own) -> PyTree:
         return memory.at.y
+
+    def round(self, state: LocalState, federation: Federation, key: jax.Array) -> LocalState:
+        payload, cohort = (Point(x=(state.x, state.d)), state.t), federation.cohort(key)
+        change, tau, count = federation.sum(self.local_step, payload, cohort, key)
+        x, d = trees.add((state.x, state.d), change.x)
+        return LocalState(x, state.y, d, state.t + tau / count)
+
+    @client_step
+    def local_step(self, payload: PyTree, client: Client) -> WithMemory:
+        """Send the changes of x and d_x over tau_i local steps, tau_i and 1; remember the rest."""
+        (shared, t), own = payload, client.memory
+        x, d_x = shared.x
+        z, d, tau = self.walk(own.at._replace(x=x), own.d._replace(x=d_x), t, own.begun, client)
+        change = Point(x=trees.subtract((z.x, d.x), (x, d_x)))
+        after = Own(z._replace(x=None), d._replace(x=None), jnp.ones_like(own.begun))
+        return WithMemory((change, tau, jnp.ones_like(tau)), after)
 
 
 def fedbioacc_local(
@@ -134,4 +101,4 @@ def fedbioacc_local(
             "fedbioacc_local gives every client a lower variable of its own: declare the problem "
             'with lower_level="private" (task.private in configurations), or use fedbioacc.'
         )
-    return FedBiOAccLocal(problem, steps, radius, Schedule(delta, u, c))
+    return FedBiOAccLocal(problem, steps, radius, delta, u, c)

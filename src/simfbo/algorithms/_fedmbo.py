@@ -1,27 +1,19 @@
 """FedMBO: Huang, Zhang, Ji, "Achieving Linear Speedup in Non-IID Federated Bilevel Learning",
 ICML 2023.
-
-Distributed minibatch SGD on y; the hypergradient from as many parallel chains as there are clients
-in a cohort. Each chain moves from one freshly sampled client to the next, so its terms are products
-of independent Hessians and the only bias of the estimate is the truncation of the series.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import equinox as eqx
 import jax
 
-from simfbo.algorithms._common import (
+from simfbo.algorithms._common import add_scaled, scale
+from simfbo.algorithms._nested import (
     Mode,
+    NestedLoops,
     Oracles,
-    add_scaled,
-    as_steps,
     draw_terms,
+    inexact,
     is_released,
-    require_counts,
-    require_shared,
-    scale,
-    start,
 )
 from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.keys import Purpose, host_rng
@@ -31,32 +23,19 @@ from simfbo.core.problem import BilevelProblem, Point, PyTree
 from simfbo.ranges import Count
 
 
-class FedMBO(Method):
+class FedMBO(NestedLoops):
     """FedMBO; `fedmbo` has the equations."""
 
     name = "FedMBO"
     known_violations: ClassVar = {
         "ledger is cost": "The length of the chains is drawn in every iteration.",
-        **dict.fromkeys(
-            ("sends changes", "finds the solution", "unequal local work"),
-            "Chains are drawn in every iteration: v is right only in the mean, and x jitters.",
+        **inexact(
+            "Chains are drawn in every iteration: v is right only in the mean, and x jitters."
         ),
     }
     residuals: ClassVar = {"lower_grad": "y", "hypergrad": "x"}
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
-    steps: Point[float] = eqx.field(converter=as_steps)
-    lower_rounds: int = eqx.field(static=True)
-    neumann_terms: int = eqx.field(static=True)
-
-    def __check_init__(self) -> None:
-        require_counts(lower_rounds=self.lower_rounds, neumann_terms=self.neumann_terms)
-
-    def init(self, x: PyTree, y: PyTree) -> Point[PyTree]:
-        return start(x, y)
-
     def round(self, state: Point[PyTree], federation: Federation, key: jax.Array) -> Point[PyTree]:
-        """Move y K times, run the chains, and move x."""
         (x, y, _), ask = state, Oracles(self.problem)
         *lower, series, last = jax.random.split(key, self.lower_rounds + 2)
         for key in lower:
@@ -69,11 +48,18 @@ class FedMBO(Method):
     def _chains(self, x: PyTree, y: PyTree, federation: Federation, key: jax.Array) -> PyTree:
         """Return all chains' v, stacked."""
         ask, step = Oracles(self.problem), self.steps.v
+
+        def singles(client_step: ClientStep, payload: PyTree, key: jax.Array) -> PyTree:
+            """Gather a new cohort's messages, each weighted to be unbiased by itself."""
+            cohort = federation.cohort(key)
+            messages = federation.gather(client_step, payload, cohort, key)
+            return _weigh(messages, len(cohort.ids) * cohort.weights)
+
         keys = jax.random.split(key, draw_terms(key, self.neumann_terms) + 1)
-        p = _singles(federation, ask.upper_grad_y, (x, y), keys[0]).v
+        p = singles(ask.upper_grad_y, (x, y), keys[0]).v
         for key in keys[1:]:
             p = _shuffle(p, key)
-            product = _singles(federation, ask.hessian_product, (x, y, PerClient(p)), key)
+            product = singles(ask.hessian_product, (x, y, PerClient(p)), key)
             p = add_scaled(self.kept(p), -step, product.v)
         return scale(self.neumann_terms * step, p)
 
@@ -87,11 +73,31 @@ class FedMBO(Method):
 
 
 class ReleasedFedMBO(FedMBO):
-    """FedMBO as its published code computes it: a chain's step grows it."""
+    """FedMBO as its published code computes it: p <- (2 I - s grad^2_yy g_i) p."""
 
     def kept(self, p: PyTree) -> PyTree:
-        """Return 2 p: p <- (2 I - s grad^2_yy g_i) p."""
         return scale(2.0, p)
+
+
+def _shuffle(stacked: PyTree, key: jax.Array) -> PyTree:
+    """Return the chains in random order.
+
+    Cohorts come sorted by id: without this, the first chain would always visit the lowest ids.
+    """
+    size = len(jax.tree.leaves(stacked)[0])
+    return _take(stacked, host_rng(key, Purpose.CHAINS).permutation(size))
+
+
+@jax.jit
+def _weigh(stacked: PyTree, weights: jax.Array) -> PyTree:
+    def rows(leaf: jax.Array) -> jax.Array:
+        return leaf * weights.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+
+    return jax.tree.map(rows, stacked)
+
+
+_take = jax.jit(lambda stacked, places: jax.tree.map(lambda a: a[places], stacked))
+_mean = jax.jit(lambda stacked: jax.tree.map(lambda a: a.mean(0), stacked))
 
 
 def fedmbo(
@@ -129,37 +135,3 @@ def fedmbo(
     """
     kind = ReleasedFedMBO if is_released(mode) else FedMBO
     return kind(problem, steps, lower_rounds, neumann_terms)
-
-
-def _singles(federation: Federation, client_step: ClientStep, payload: PyTree, key: Any) -> PyTree:
-    """Return a new cohort's messages one by one, each weighted to be unbiased by itself."""
-    cohort = federation.cohort(key)
-    messages = federation.gather(client_step, payload, cohort, key)
-    return _weigh(messages, len(cohort.ids) * cohort.weights)
-
-
-def _shuffle(stacked: PyTree, key: jax.Array) -> PyTree:
-    """Return the chains in random order.
-
-    Cohorts come sorted by id: without this, the first chain would always visit the lowest ids.
-    """
-    size = len(jax.tree.leaves(stacked)[0])
-    return _take(stacked, host_rng(key, Purpose.CHAINS).permutation(size))
-
-
-@jax.jit
-def _weigh(stacked: PyTree, weights: jax.Array) -> PyTree:
-    def rows(leaf: jax.Array) -> jax.Array:
-        return leaf * weights.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
-
-    return jax.tree.map(rows, stacked)
-
-
-@jax.jit
-def _take(stacked: PyTree, places: Any) -> PyTree:
-    return jax.tree.map(lambda a: a[places], stacked)
-
-
-@jax.jit
-def _mean(stacked: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: a.mean(0), stacked)

@@ -1,21 +1,14 @@
 """MemFBO: the memory-efficient first-order single-loop method for federated bilevel optimisation,
 AAAI 2025.
-
-No product with a Hessian: the lower problem enters as a penalty, and the hypergradient is a
-difference of two gradients. One communication round per iteration, as SimFBO.
 """
 
 from typing import Annotated, Literal
 
-import jax
-
 from simfbo.algorithms._common import Server
 from simfbo.algorithms._f2sa2 import F2SA2
-from simfbo.algorithms._penalty import MemState, PenaltyMethod
-from simfbo.core import trees
-from simfbo.core.federation import Client
-from simfbo.core.method import Method
-from simfbo.core.problem import BilevelProblem, Point, PyTree, evaluate
+from simfbo.algorithms._penalty import Gradient, MemState, PenaltyMethod
+from simfbo.core import BilevelProblem, Method, Point, trees
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Channels, Positive
 
@@ -26,13 +19,8 @@ class MemFBO(PenaltyMethod):
     def point(self, state: MemState) -> Point[PyTree]:
         return Point(state.base.x, state.base.y)
 
-    def draw(self, at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
-        """Return d_x, d_y and d_u; both gradients of g see the same batch."""
+    def directions(self, at: Point[PyTree], grad_f: Gradient, grad_g: Gradient) -> Point[PyTree]:
         x, y, u = at
-        lower_key, upper_key = jax.random.split(key)
-        lower, upper = client.data.lower_batch(lower_key), client.data.upper_batch(upper_key)
-        grad_f = jax.grad(lambda x, y: evaluate(self.problem.upper, x, y, upper), (0, 1))
-        grad_g = jax.grad(lambda x, y: evaluate(self.problem.lower, x, y, lower), (0, 1))
         (f_x, f_u), (gu_x, g_u), (gy_x, g_y) = grad_f(x, u), grad_g(x, u), grad_g(x, y)
         d_x = trees.add_scaled(f_x, self.penalty, trees.subtract(gu_x, gy_x))
         return Point(d_x, g_y, trees.add_scaled(g_u, 1 / self.penalty, f_u))
@@ -69,9 +57,6 @@ def memfbo(
         server: as in `simfbo`.
         penalty: lambda; a larger one has a smaller bias but loses more digits to rounding.
         order: 1 for the forward difference, 2 for the central one.
-
-    Returns:
-        The method.
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -1,23 +1,20 @@
 """MimeFBO: one communication round per iteration, as SimFBO, and no client drift.
 
-The server keeps h, an estimate of the cohort's direction, and sends it along. Clients correct every
-local step by the difference between h and their own direction at the start (Mime, Karimireddy et
-al. 2021, for the three variables of SimFBO at once), and send the mean direction of their path, as
-in ShroFBO. Not published elsewhere, as far as we know; docs/reference-mimefbo.md has the proof that
-its fixed point is exact.
+Mime (Karimireddy et al. 2021) for the three variables of SimFBO at once. Not published elsewhere,
+as far as we know; docs/reference-mimefbo.md has the proof that its fixed point is exact.
 """
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import Server, add_scaled, drawn_directions, scale
+from simfbo.algorithms._common import Server, add_scaled, scale
 from simfbo.algorithms._corrected import CorrectedLoop, MimeState, mean_direction
 from simfbo.algorithms._scaffoldfbo import ScaffoldFBO
 from simfbo.algorithms._stormfbo import StormFBO
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
 from simfbo.ranges import Fraction, Positive
 
@@ -29,17 +26,17 @@ class MimeFBO(CorrectedLoop):
 
     residuals: ClassVar = {"mimefbo_step": "xyv"}
 
-    def directions(
-        self, state: MimeState, sent: Point[PyTree], federation: Federation, size: int
-    ) -> tuple[Point[PyTree], Point[PyTree]]:
-        """Return the cohort's direction, and its moving average."""
-        return sent, add_scaled(scale(1 - self.theta, state.h), self.theta, sent)
+    def round(self, state: MimeState, federation: Federation, key: jax.Array) -> MimeState:
+        cohort = federation.cohort(key)
+        m, norm = federation.sum(self.mimefbo_step, (self.point(state), state.h), cohort, key)
+        h = add_scaled(scale(1 - self.theta, state.h), self.theta, m)
+        return self.advance(state, m, norm, federation, cohort, key)._replace(h=h)
 
     @client_step
-    def mimefbo_step(self, payload: PyTree, client: Client) -> Any:
-        """Return m_i, the mean of the directions along the corrected path, and ||a_i||_1."""
+    def mimefbo_step(self, payload: PyTree, client: Client) -> tuple[Point[PyTree], jax.Array]:
+        """Send m_i, the mean of the directions along the corrected path, and ||a_i||_1."""
         z, h = payload
-        m = mean_direction(drawn_directions(self.problem), z, h, client, self.local)
+        m = mean_direction(self.draw, z, h, client, self.local)
         return m, jnp.asarray(client.plan.norm)
 
 
@@ -73,9 +70,6 @@ def mimefbo(
             server moves along h + sum_C p~_i (m_i - its last).
         theta: weight of what is new in h, between 0 and 1; not used by "memory".
 
-    Returns:
-        The method.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = mimefbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
@@ -83,4 +77,5 @@ def mimefbo(
     if control not in get_args(Control):
         raise UserError(f"control must be one of {', '.join(get_args(Control))}, got '{control}'.")
     kinds = {"mean": MimeFBO, "storm": StormFBO, "memory": ScaffoldFBO}
-    return kinds[control](problem, local, local if server is None else server, radius, theta)
+    gamma = local if server is None else server
+    return kinds[control](problem, local, gamma, radius, theta=theta)

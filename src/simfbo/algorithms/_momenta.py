@@ -9,23 +9,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from simfbo.core import trees
-from simfbo.core.federation import (
-    Client,
-    ClientStep,
-    Federation,
-    Verb,
-    View,
-    WithMemory,
-    message_of,
-)
-from simfbo.core.method import Method, WrappedStep, Wrapper, require_unmodified_sums
-from simfbo.core.problem import Point, PyTree, point_of
+from simfbo.core import Client, Federation, Method, Point, View, WithMemory, Wrapper, trees
+from simfbo.core.federation import ClientStep, Verb, message_of
+from simfbo.core.method import WrappedStep, require_unmodified_sums
+from simfbo.core.problem import PyTree, point_of
 from simfbo.errors import UserError
 
 
 class Momenta(NamedTuple):
-    """What a client keeps: a momentum per client step and channel, and what else it remembers."""
+    """A client's memory: a momentum per client step and channel, and the inner method's memory."""
 
     momenta: dict[str, Point[PyTree]]
     begun: dict[str, PyTree]
@@ -38,18 +30,37 @@ class Smoothed(WrappedStep):
     theta: float
 
     def __call__(self, payload: PyTree, client: Client) -> WithMemory:
-        kept, name = client.memory, self.__name__
-        reply = self.step(payload, client._replace(memory=kept.own))
-        message, old = message_of(reply), kept.momenta[name]
+        memory, name = client.memory, self.__name__
+        reply = self.step(payload, client._replace(memory=memory.own))
+        message, old = message_of(reply), memory.momenta[name]
         _require_channels(message, old)
-        weight = jnp.where(kept.begun[name] > 0, self.theta, 1.0)
-        now = Point(*(_moved(m, z, weight) for m, z in zip(old, point_of(message), strict=True)))
+        weight = jnp.where(memory.begun[name] > 0, self.theta, 1.0)
+
+        def mixed(m: PyTree, z: PyTree) -> PyTree:
+            return None if z is None else trees.add_scaled(trees.scale(1 - weight, m), weight, z)
+
+        sent = Point(*map(mixed, old, point_of(message)))
+        kept = Point(*(m if new is None else new for m, new in zip(old, sent, strict=True)))
         after = Momenta(
-            {**kept.momenta, name: Point(*map(_known, old, now))},
-            {**kept.begun, name: jnp.ones_like(kept.begun[name])},
-            reply.memory if isinstance(reply, WithMemory) else kept.own,
+            {**memory.momenta, name: kept},
+            {**memory.begun, name: jnp.ones_like(memory.begun[name])},
+            reply.memory if isinstance(reply, WithMemory) else memory.own,
         )
-        return WithMemory(_with_point(message, now), after)
+        if isinstance(message, Point):
+            return WithMemory(sent, after)
+        return WithMemory(tuple(sent if isinstance(z, Point) else z for z in message), after)
+
+
+def _require_channels(message: PyTree, old: Point[PyTree]) -> None:
+    """Raise unless a message has one `Point`, whose parts are shaped like x, y and y."""
+    parts = message if type(message) is tuple else (message,)
+    pairs = zip(point_of(message), old, strict=True)
+    alike = all(z is None or jax.tree.structure(z) == jax.tree.structure(m) for z, m in pairs)
+    if sum(isinstance(part, Point) for part in parts) != 1 or not alike:
+        raise UserError(
+            "Momenta need messages with one Point(x=..., y=..., v=...), of parts shaped like x and "
+            "y, which this method does not send."
+        )
 
 
 class WithMomenta(Wrapper):
@@ -108,32 +119,3 @@ def with_momenta(algorithm: Method, theta: float = 0.1) -> Method:
         'SimFBO'
     """
     return WithMomenta(algorithm, theta)
-
-
-def _moved(m: PyTree, z: PyTree, weight: jax.Array) -> PyTree:
-    """Return (1 - weight) m + weight z; None for a channel that is not sent."""
-    return None if z is None else trees.add_scaled(trees.scale(1 - weight, m), weight, z)
-
-
-def _known(old: PyTree, new: PyTree) -> PyTree:
-    return old if new is None else new
-
-
-def _require_channels(message: PyTree, old: Point[PyTree]) -> None:
-    """Raise unless a message has one `Point`, whose parts are shaped like x, y and y."""
-    parts = message if type(message) is tuple else (message,)
-    pairs = zip(point_of(message), old, strict=True)
-    alike = all(z is None or jax.tree.structure(z) == jax.tree.structure(m) for z, m in pairs)
-    if sum(isinstance(part, Point) for part in parts) != 1 or not alike:
-        raise UserError(
-            "Momenta need messages with one Point(x=..., y=..., v=...), of parts shaped like x and "
-            "y, which this method does not send."
-        )
-
-
-def _with_point(message: PyTree, point: Point[PyTree]) -> PyTree:
-    """Return a message with another `Point` in it."""
-    if isinstance(message, Point):
-        return point
-    first = next(k for k, part in enumerate(message) if isinstance(part, Point))
-    return (*message[:first], point, *message[first + 1 :])

@@ -1,23 +1,26 @@
-"""MemFBO and F2SA-2: a hypergradient without second derivatives, from a penalty."""
+"""What MemFBO and F2SA-2 share: a hypergradient without second derivatives, from a penalty."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
+    BilevelMethod,
     ServerSteps,
     State,
     is_rule,
     local_steps,
     require_point,
-    require_shared,
+    weighs_work,
 )
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import Client, Federation, Point, client_step
+from simfbo.core.problem import PyTree, evaluate
 from simfbo.errors import UserError
+
+Gradient = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class MemState(NamedTuple):
@@ -35,17 +38,13 @@ def _same_for_u(sizes: Any) -> Any:
     return sizes._replace(v=sizes.y)
 
 
-class PenaltyMethod(Method):
+class PenaltyMethod(BilevelMethod):
     """A first-order method: the lower problem enters as a penalty."""
 
     name = "MemFBO"
-    known_violations: ClassVar = {
-        "unequal local work": "MemFBO weighs clients by p_i ||a_i||_1, so unequal local work moves "
-        "its solution."
-    }
+    known_violations: ClassVar = weighs_work("MemFBO")
     residuals: ClassVar = {"memfbo_step": "xy"}
 
-    problem: BilevelProblem = eqx.field(static=True, converter=require_shared)
     local: Point[float] = eqx.field(converter=lambda eta: _same_for_u(require_point("local", eta)))
     server: ServerSteps = eqx.field(converter=lambda gamma: ServerSteps.of(_same_for_u(gamma)))
     penalty: float = 100.0
@@ -59,16 +58,22 @@ class PenaltyMethod(Method):
         return MemState(base._replace(v=base.y))
 
     def round(self, state: MemState, federation: Federation, key: jax.Array) -> MemState:
-        """Sum the clients' directions, and move along them."""
         at, cohort = Point(*state.base[:3]), federation.cohort(key)
         q = federation.sum(self.memfbo_step, at, cohort, key)
         return MemState(self.server.advance(state.base, q))
 
     @client_step
     def memfbo_step(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
-        """Return the weighted sum of the directions of tau_i local steps."""
-        return local_steps(self.draw, at, client, self.local)
+        """Send the weighted sum of the directions of tau_i local steps."""
+        return local_steps(self._draw, at, client, self.local)
+
+    def _draw(self, at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
+        lower_key, upper_key = jax.random.split(key)
+        lower, upper = client.data.lower_batch(lower_key), client.data.upper_batch(upper_key)
+        grad_f = jax.grad(lambda x, y: evaluate(self.problem.upper, x, y, upper), (0, 1))
+        grad_g = jax.grad(lambda x, y: evaluate(self.problem.lower, x, y, lower), (0, 1))
+        return self.directions(at, grad_f, grad_g)
 
     @abstractmethod
-    def draw(self, at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
-        """Return the directions of the three variables on batches of a client."""
+    def directions(self, at: Point[PyTree], grad_f: Gradient, grad_g: Gradient) -> Point[PyTree]:
+        """Return the directions of the three variables from gradients on one batch each."""

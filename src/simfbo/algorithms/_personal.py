@@ -1,11 +1,10 @@
-"""A personal lower level: every client has a lower variable of its own, and only x travels.
+"""SimFBO and ShroFBO for a personal lower level, as in "local lower level problems" of Li, Huang,
+Huang, NeurIPS 2023: every client has a lower variable of its own, and only x travels.
 
     min_x  sum_i p_i f_i(x, y_i*(x))    s.t.    y_i*(x) = argmin_y g_i(x, y)
-
-SimFBO and ShroFBO for this problem (`BilevelProblem(..., lower_level="private")`): y_i and v_i stay
-in the client's memory. Li, Huang, Huang, NeurIPS 2023, treat it as "local lower level problems".
 """
 
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -13,23 +12,26 @@ import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
-    BIASED,
+    BilevelMethod,
     ServerStep,
-    as_local,
     drawn_directions,
     is_rule,
     local_steps,
-    project,
+    mean_work,
+    moved,
     require_point,
     require_radius,
     scale,
+    weighs_work,
 )
-from simfbo.algorithms._work import mean_work
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import Client, Federation, Point, WithMemory, client_step, trees
+from simfbo.core.problem import PyTree
 from simfbo.errors import UserError
+
+BIASED = {
+    **weighs_work("SimFBO"),
+    "exact at any local step": "SimFBO's clients drift apart the more the larger eta is.",
+}
 
 
 class PersonalState(NamedTuple):
@@ -52,7 +54,7 @@ def _step_of_x(gamma: Any) -> ServerStep:
     return ServerStep.of(require_point("server", gamma).x)
 
 
-class PersonalSimFBO(Method):
+class PersonalSimFBO(BilevelMethod):
     """SimFBO for a personal lower level.
 
     Client i, from x and its own y_i and v_i, takes tau_i steps on all three as in `simfbo`. It
@@ -64,8 +66,7 @@ class PersonalSimFBO(Method):
     known_violations: ClassVar = BIASED
     residuals: ClassVar = {"private_step": "x"}
 
-    problem: BilevelProblem = eqx.field(static=True)
-    local: Point[float] = eqx.field(converter=as_local)
+    local: Point[float] = eqx.field(converter=partial(require_point, "local"))
     server: ServerStep = eqx.field(converter=_step_of_x)
     radius: float | None = eqx.field(converter=require_radius, default=None)
     independent_batches: bool = eqx.field(static=True, default=False)
@@ -74,33 +75,30 @@ class PersonalSimFBO(Method):
         x, y = trees.on_device((x, y))
         return PersonalState(x, y, self.server.init(x), jnp.zeros(()), jnp.zeros(()))
 
-    def round(self, state: PersonalState, federation: Federation, key: jax.Array) -> PersonalState:
-        """Sum the clients' directions of x, and move along them."""
-        cohort = federation.cohort(key)
-        q = federation.sum(self.private_step, Point(x=state.x), cohort, key)
-        return self._moved(state, q, 1.0)
-
-    @client_step
-    def private_step(self, payload: Point[PyTree], client: Client) -> WithMemory:
-        """Return q_x, and remember y_i and v_i."""
-        q, memory = self._stepped(payload.x, client)
-        return WithMemory(Point(x=q), memory)
-
-    def _moved(self, state: PersonalState, q: Point[PyTree], norm: Any) -> PersonalState:
-        x, server = self.server.move(q.x, state.server, state.x)
-        return PersonalState(x, state.y, server, state.norm_sum + norm, state.norm_count + 1)
-
-    def _stepped(self, x: PyTree, client: Client) -> tuple[PyTree, Point[PyTree]]:
-        """Take tau_i steps; return the sum of the directions of x, and the new y_i and v_i."""
-        own, eta = client.memory, self.local
-        draw = drawn_directions(self.problem, self.independent_batches)
-        q = local_steps(draw, Point(x, own.y, own.v), client, eta)
-        v, _ = project(trees.add_scaled(own.v, -eta.v, q.v), self.radius)
-        return q.x, Point(y=trees.add_scaled(own.y, -eta.y, q.y), v=v)
-
     def client_memory(self, x: PyTree, y: PyTree) -> Point[PyTree]:
         y = trees.on_device(y)
         return Point(y=y, v=trees.host_zeros(y))
+
+    def round(self, state: PersonalState, federation: Federation, key: jax.Array) -> PersonalState:
+        cohort = federation.cohort(key)
+        q = federation.sum(self.private_step, Point(x=state.x), cohort, key)
+        return self._advance(state, q, 1.0)
+
+    @client_step
+    def private_step(self, payload: Point[PyTree], client: Client) -> WithMemory:
+        """Send q_x; remember y_i and v_i."""
+        q, own = self._walked(payload.x, client)
+        return WithMemory(Point(x=q), own)
+
+    def _walked(self, x: PyTree, client: Client) -> tuple[PyTree, Point[PyTree]]:
+        """Take tau_i steps; return q_x, and the new y_i and v_i."""
+        own, draw = client.memory, drawn_directions(self.problem, self.independent_batches)
+        q = local_steps(draw, own._replace(x=x), client, self.local)
+        return q.x, moved(own, self.local, q._replace(x=None), self.radius)
+
+    def _advance(self, state: PersonalState, q: Point[PyTree], norm: Any) -> PersonalState:
+        x, server = self.server.move(q.x, state.server, state.x)
+        return PersonalState(x, state.y, server, state.norm_sum + norm, state.norm_count + 1)
 
 
 class PersonalShroFBO(PersonalSimFBO):
@@ -110,15 +108,13 @@ class PersonalShroFBO(PersonalSimFBO):
     known_violations: ClassVar = {}
 
     def round(self, state: PersonalState, federation: Federation, key: jax.Array) -> PersonalState:
-        """Sum the clients' mean directions of x, and move along them with rho gamma."""
         cohort = federation.cohort(key)
         h, norm = federation.sum(self.private_step, Point(x=state.x), cohort, key)
         rho = mean_work(federation, cohort, key, norm, state)
-        return self._moved(state, scale(rho, h), norm)
+        return self._advance(state, scale(rho, h), norm)
 
     @client_step
     def private_step(self, payload: Point[PyTree], client: Client) -> WithMemory:
-        """Return q_x / ||a_i||_1 and ||a_i||_1, and remember y_i and v_i."""
-        q, memory = self._stepped(payload.x, client)
-        norm = jnp.asarray(client.plan.norm)
-        return WithMemory((Point(x=trees.scale(1 / norm, q)), norm), memory)
+        """Send q_x / ||a_i||_1 and ||a_i||_1; remember y_i and v_i."""
+        (q, own), norm = self._walked(payload.x, client), jnp.asarray(client.plan.norm)
+        return WithMemory((Point(x=trees.scale(1 / norm, q)), norm), own)

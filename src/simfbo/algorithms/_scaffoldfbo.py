@@ -1,40 +1,42 @@
 """MimeFBO with the control variates of SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic
-Controlled Averaging for Federated Learning", ICML 2020. Clients remember their last m_i.
+Controlled Averaging for Federated Learning", ICML 2020.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
-from simfbo.algorithms._common import STALE, add_scaled, drawn_directions
+from simfbo.algorithms._common import STALE, add_scaled
 from simfbo.algorithms._corrected import CorrectedLoop, MimeState, mean_direction
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation, WithMemory
-from simfbo.core.method import client_step
-from simfbo.core.problem import Point, PyTree
+from simfbo.core import Client, Federation, Point, WithMemory, client_step, trees
+from simfbo.core.problem import PyTree
 
 
 class ScaffoldFBO(CorrectedLoop):
-    """MimeFBO whose server moves along h + sum_C p~_i (m_i - c_i), with h = sum p_i c_i."""
+    """MimeFBO whose clients remember c_i, their last m_i, with h = sum p_i c_i.
+
+    The server moves along h + sum_C p~_i (m_i - c_i).
+    """
 
     known_violations: ClassVar = {"identical clients": STALE}
     needs_unmodified_sums = True
 
-    def directions(
-        self, state: MimeState, sent: Point[PyTree], federation: Federation, size: int
-    ) -> tuple[Point[PyTree], Point[PyTree]]:
-        """Return h + sum_C p~_i (m_i - c_i), and h with the new c_i."""
-        asked, latest = size / federation.n, federation.latest
-        share = asked if latest is None else asked / latest.factor  # admitted, of all clients
-        return add_scaled(sent, 1.0, state.h), add_scaled(state.h, share, sent)
-
-    @client_step
-    def mimefbo_step(self, payload: PyTree, client: Client) -> Any:
-        """Return m_i - c_i and ||a_i||_1, and remember m_i."""
-        (z, h), c = payload, client.memory
-        m = mean_direction(drawn_directions(self.problem), z, h, client, self.local, c)
-        return WithMemory((trees.subtract(m, c), jnp.asarray(client.plan.norm)), m)
-
     def client_memory(self, x: PyTree, y: PyTree) -> Point[PyTree]:
         x, y = trees.host_zeros((x, y))
         return Point(x, y, y)
+
+    def round(self, state: MimeState, federation: Federation, key: jax.Array) -> MimeState:
+        cohort = federation.cohort(key)
+        u, norm = federation.sum(self.mimefbo_step, (self.point(state), state.h), cohort, key)
+        asked, latest = len(cohort.ids) / federation.n, federation.latest
+        share = asked if latest is None else asked / latest.factor  # admitted, of all clients
+        m, h = add_scaled(u, 1.0, state.h), add_scaled(state.h, share, u)
+        return self.advance(state, m, norm, federation, cohort, key)._replace(h=h)
+
+    @client_step
+    def mimefbo_step(self, payload: PyTree, client: Client) -> WithMemory:
+        """Send m_i - c_i and ||a_i||_1; remember m_i."""
+        (z, h), c = payload, client.memory
+        m = mean_direction(self.draw, z, h, client, self.local, c)
+        return WithMemory((trees.subtract(m, c), jnp.asarray(client.plan.norm)), m)

@@ -1,31 +1,21 @@
 """ShroFBO: Yang, Xiao, Ji, "SimFBO: Towards Simple, Flexible and Communication-efficient
 Federated Bilevel Learning", NeurIPS 2023, Section 4.
-
-SimFBO for clients that do unequal amounts of local work. Client i sends h_i = q_i / ||a_i||_1 and
-||a_i||_1; the server steps with rho * gamma, rho = sum_j p_j ||a_j||_1. So no client counts for
-more than p_i, and if all ||a_i||_1 are equal the iterates are SimFBO's.
 """
 
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from simfbo.algorithms._common import (
+    MeanLoop,
     Server,
-    SingleLoop,
     State,
-    drawn_directions,
     local_steps,
-    scale,
 )
 from simfbo.algorithms._personal import PersonalShroFBO
-from simfbo.algorithms._work import mean_work
-from simfbo.core import trees
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, trees
+from simfbo.core.problem import PyTree
 from simfbo.ranges import Positive
 
 
@@ -37,32 +27,26 @@ class ShroState(NamedTuple):
     norm_count: jax.Array
 
 
-class ShroFBO(SingleLoop):
-    """ShroFBO on a problem with a shared lower level; `shrofbo` says how it differs from SimFBO."""
+class ShroFBO(MeanLoop):
+    """ShroFBO for a shared lower level; `shrofbo` has the equations."""
 
     known_violations: ClassVar = {
         "exact at any local step": "ShroFBO's clients drift apart the more the larger eta is."
     }
     residuals: ClassVar = {"shrofbo_step": "xyv"}
 
-    independent_batches: bool = eqx.field(static=True, default=False)
-
     def init(self, x: PyTree, y: PyTree) -> ShroState:
         return ShroState(self.server.init(x, y), jnp.zeros(()), jnp.zeros(()))
 
     def round(self, state: ShroState, federation: Federation, key: jax.Array) -> ShroState:
-        """Sum the clients' mean directions, and move along them with rho gamma."""
         cohort = federation.cohort(key)
         h, norm = federation.sum(self.shrofbo_step, self.point(state), cohort, key)
-        rho = mean_work(federation, cohort, key, norm, state)
-        base = self.server.advance(state.base, scale(rho, h), self.radius)
-        return ShroState(base, state.norm_sum + norm, state.norm_count + 1)
+        return self.advance(state, h, norm, federation, cohort, key)
 
     @client_step
     def shrofbo_step(self, at: Point[PyTree], client: Client) -> tuple[Point[PyTree], jax.Array]:
-        """Return h_i = q_i / ||a_i||_1, and ||a_i||_1."""
-        draw, norm = drawn_directions(self.problem, self.independent_batches), client.plan.norm
-        q = local_steps(draw, at, client, self.local)
+        """Send h_i = q_i / ||a_i||_1, and ||a_i||_1."""
+        q, norm = local_steps(self.draw, at, client, self.local), client.plan.norm
         return trees.scale(1 / norm, q), jnp.asarray(norm)
 
 
@@ -75,6 +59,10 @@ def shrofbo(
 ) -> Method:
     """ShroFBO, for clients that do unequal amounts of local work; arguments as for `simfbo`.
 
+    Client i sends h_i = q_i / ||a_i||_1 and ||a_i||_1; the server steps with rho gamma, where
+    rho = sum_j p_j ||a_j||_1. So no client counts for more than p_i, and if all ||a_i||_1 are equal
+    the iterates are SimFBO's.
+
     rho is exact where the server assigns the local work or everyone takes part. Otherwise it is the
     mean of the cohorts' estimates over *earlier* rounds (1 in the first): this round's own estimate
     is correlated with its h and would bring the bias back.
@@ -83,6 +71,5 @@ def shrofbo(
         >>> from simfbo.tasks import quadratic
         >>> algorithm = shrofbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    gamma = local if server is None else server
     kind = PersonalShroFBO if problem.lower_level == "private" else ShroFBO
-    return kind(problem, local, gamma, radius, independent_batches)
+    return kind(problem, local, local if server is None else server, radius, independent_batches)

@@ -1,52 +1,40 @@
 """SimFBO: Yang, Xiao, Ji, "SimFBO: Towards Simple, Flexible and Communication-efficient
 Federated Bilevel Learning", NeurIPS 2023, Algorithm 1.
-
-One communication round per iteration. The server sends (x, y, v); client i takes tau_i steps on all
-three at once and returns q_i, the weighted sum of its directions; the server applies the cohort's
-weighted sum of the q_i with steps of its own and projects v onto a ball.
 """
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 
 from simfbo.algorithms._common import (
-    BIASED,
     Server,
     SingleLoop,
     State,
-    drawn_directions,
     local_steps,
 )
-from simfbo.algorithms._personal import PersonalSimFBO
-from simfbo.core.federation import Client, Federation
-from simfbo.core.method import Method, client_step
-from simfbo.core.problem import BilevelProblem, Point, PyTree
+from simfbo.algorithms._personal import BIASED, PersonalSimFBO
+from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step
+from simfbo.core.problem import PyTree
 from simfbo.ranges import Positive
 
 
 class SimFBO(SingleLoop):
-    """SimFBO on a problem with a shared lower level; `simfbo` has the equations."""
+    """SimFBO for a shared lower level; `simfbo` has the equations."""
 
     known_violations: ClassVar = BIASED
     residuals: ClassVar = {"simfbo_step": "xyv"}
-
-    independent_batches: bool = eqx.field(static=True, default=False)
 
     def init(self, x: PyTree, y: PyTree) -> State:
         return self.server.init(x, y)
 
     def round(self, state: State, federation: Federation, key: jax.Array) -> State:
-        """Sum the clients' directions, and move along them."""
         q = federation.sum(self.simfbo_step, self.point(state), federation.cohort(key), key)
         return self.server.advance(state, q, self.radius)
 
     @client_step
     def simfbo_step(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
-        """Return q_i, the weighted sum of the directions of tau_i local steps."""
-        draw = drawn_directions(self.problem, self.independent_batches)
-        return local_steps(draw, at, client, self.local)
+        """Send q_i, the weighted sum of the directions of tau_i local steps."""
+        return local_steps(self.draw, at, client, self.local)
 
 
 def simfbo(
@@ -56,7 +44,7 @@ def simfbo(
     radius: Positive | None = None,
     independent_batches: bool = False,
 ) -> Method:
-    """SimFBO, for clients that all do the same amount of local work.
+    """SimFBO, for clients that all do the same amount of local work; one exchange per iteration.
 
     Client i, for k = 0 .. tau_i - 1, from the iterates at k:
 
@@ -79,14 +67,9 @@ def simfbo(
         independent_batches: draw separate batches for the three directions, as the paper writes
             it, at about 1.5 times the cost; by default they share one lower and one upper batch.
 
-    Returns:
-        The method.
-
     Example:
         >>> from simfbo.tasks import quadratic
         >>> algorithm = simfbo(quadratic().problem, Point(x=0.05, y=0.2, v=0.1), radius=10.0)
     """
-    gamma = local if server is None else server
-    if problem.lower_level == "private":
-        return PersonalSimFBO(problem, local, gamma, radius, independent_batches)
-    return SimFBO(problem, local, gamma, radius, independent_batches)
+    kind = PersonalSimFBO if problem.lower_level == "private" else SimFBO
+    return kind(problem, local, local if server is None else server, radius, independent_batches)

@@ -1,15 +1,6 @@
 """Tuning-free step sizes: Yang, Ban, Huang, Ma, Ji, "Tuning-Free Bilevel Optimization: New
 Algorithms and Convergence Analysis", ICLR 2025, S-TFBO, for federated methods with server steps:
 our reading of the abstract.
-
-Every step size is the inverse of what its directions have added up to so far, as in AdaGrad with
-norms, and x waits for the slower of y and v. With d the directions that the server would move
-along, in every iteration
-
-    b^2 += ||d_y||^2,    c^2 += ||d_v||^2,    phi = max(b, c),    a^2 += ||d_x||^2;
-    y -= d_y / b,        v -= d_v / phi,      x -= d_x / (a phi)
-
-Nothing is measured beforehand and nothing more is sent. The only inputs are the initial a, b and c.
 """
 
 from collections.abc import Callable
@@ -24,10 +15,8 @@ import optax
 from jax.core import Tracer
 
 from simfbo.algorithms.steps.auto import Plan
-from simfbo.core import trees
-from simfbo.core.federation import Federation
-from simfbo.core.method import Method, Wrapper
-from simfbo.core.problem import Point, PyTree, Scalar
+from simfbo.core import Federation, Method, Point, Wrapper, trees
+from simfbo.core.problem import PyTree, Scalar
 from simfbo.errors import UserError
 
 Build = Callable[[Plan], Method]
@@ -41,15 +30,10 @@ class Gathered(NamedTuple):
 
 
 class TuningFree(Wrapper):
-    """A method with tuning-free step sizes; see `tuning_free`.
-
-    Attributes:
-        build: (plan) -> the method with these steps.
-        rule: the server's rule for all three variables.
-    """
+    """A method with tuning-free step sizes; `tuning_free` has the equations."""
 
     build: Build = eqx.field(static=True)
-    rule: optax.GradientTransformation = eqx.field(static=True)
+    rule: Any = eqx.field(static=True)
 
     def init(self, x: PyTree, y: PyTree) -> Any:
         state = self.inner.init(x, y)
@@ -57,15 +41,24 @@ class TuningFree(Wrapper):
         return state
 
     def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
-        """Run a round of the method with the steps of today."""
-        eta = local_sizes(_gathered(state), federation.mean_norm(key))
-        return self.build(_plan(eta, self.rule)).round(state, federation, key)
+        work = federation.mean_norm(key)
+        eta = _local_sizes(_gathered(state), 1.0 if work is None else work)
+        if not isinstance(eta.x, Tracer):
+            eta = Point(*map(float, eta))
+        return self.build(Plan(eta, self.rule, eta)).round(state, federation, key)
 
 
 def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Method:
     """Let a method with server steps take tuning-free step sizes.
 
-    Our reading of the abstract of S-TFBO: the algorithm in the paper may differ.
+    Our reading of the abstract of S-TFBO: the algorithm in the paper may differ. Every step size is
+    the inverse of what its directions have added up to so far, as in AdaGrad with norms, and x
+    waits for the slower of y and v. With d the directions along which the server would move,
+
+        b^2 += ||d_y||^2,    c^2 += ||d_v||^2,    phi = max(b, c),    a^2 += ||d_x||^2;
+        y -= d_y / b,        v -= d_v / phi,      x -= d_x / (a phi)
+
+    in every iteration. Nothing is measured beforehand and nothing more is sent.
 
     Clients step with what the server's step sizes are before the exchange, divided by the mean
     local work where the server knows it, and not at all in the first round: then nothing is known
@@ -86,15 +79,8 @@ def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> M
         >>> from simfbo.tasks import quadratic
         >>> task = quadratic()
         >>> method = tuning_free(lambda plan: simfbo(task.problem, plan.local, plan.server))
-        >>> history = run(
-        ...     method,
-        ...     SimulatedFederation(task.data),
-        ...     task.x0,
-        ...     task.y0,
-        ...     rounds=300,
-        ...     evaluate=task.evaluate,
-        ...     every=300,
-        ... )
+        >>> clients, settings = SimulatedFederation(task.data), {"rounds": 300, "every": 300}
+        >>> history = run(method, clients, task.x0, task.y0, evaluate=task.evaluate, **settings)
         >>> history.records[-1]["x_error"] < 0.1
         True
     """
@@ -102,31 +88,27 @@ def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> M
         if not 0 < number < float("inf"):
             raise UserError(f"The initial a, b and c must be positive numbers, got {number}.")
     rule = _rule(*map(float, initial))
-    return TuningFree(build(_plan(Point(1.0, 1.0, 1.0), rule)), build, rule)
+    ones = Point(1.0, 1.0, 1.0)
+    return TuningFree(build(Plan(ones, rule, ones)), build, rule)
 
 
 @jax.jit
-def sizes(squares: Point[jax.Array]) -> Point[jax.Array]:
+def _sizes(squares: Point[jax.Array]) -> Point[jax.Array]:
     """Return the server's step sizes, 1 / (a phi), 1 / b and 1 / phi."""
     a, b, c = (jnp.sqrt(square) for square in squares)
     phi = jnp.maximum(b, c)
     return Point(1 / (a * phi), 1 / b, 1 / phi)
 
 
-def local_sizes(gathered: Gathered, work: Scalar | None) -> Point[Any]:
-    """Return the clients' step sizes; zero in the first round."""
-    found = _local_sizes(gathered, 1.0 if work is None else work)
-    return found if isinstance(found.x, Tracer) else Point(*map(float, found))
-
-
 @jax.jit
-def _local_sizes(gathered: Gathered, work: Scalar) -> Point[jax.Array]:
+def _local_sizes(gathered: Gathered, work: Scalar) -> Point[Any]:
+    """Return the clients' step sizes; zero in the first round."""
     share = jnp.where(gathered.iterations > 0, 1 / jnp.asarray(work, float), 0.0)
-    return trees.scale(share, sizes(gathered.squares))
+    return trees.scale(share, _sizes(gathered.squares))
 
 
 @lru_cache(maxsize=32)
-def _rule(a: float, b: float, c: float) -> optax.GradientTransformation:
+def _rule(a: float, b: float, c: float) -> Any:
     """Return the server's rule for all three variables; the same object for the same numbers."""
     initial = Point(a, b, c)
 
@@ -137,15 +119,11 @@ def _rule(a: float, b: float, c: float) -> optax.GradientTransformation:
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Gathered]:
         new = Point(*(trees.squared_norm(d).astype(float) for d in updates))
         squares = trees.add(state.squares, new)
-        steps = zip(sizes(squares), updates, strict=True)
+        steps = zip(_sizes(squares), updates, strict=True)
         moves = Point(*(trees.scale(-size, d) for size, d in steps))
         return moves, Gathered(squares, state.iterations + 1)
 
     return optax.GradientTransformation(init, update)
-
-
-def _plan(eta: Point[Any], rule: Any) -> Plan:
-    return Plan(eta, rule, eta)
 
 
 def _gathered(state: Any) -> Gathered:
