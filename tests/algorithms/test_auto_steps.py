@@ -18,6 +18,7 @@ from simfbo import (
     Point,
     SimulatedFederation,
     algorithms,
+    cost,
     from_clients,
     run,
 )
@@ -232,6 +233,12 @@ def test_what_is_sent(federation, whole):
     assert (pushed.rounds, pushed.floats_down, pushed.floats_up) == (
         1, N * (2 * DIM_X + DIM_Y), N * DIM_Y,
     )  # fmt: skip
+
+
+def test_an_iteration_costs_what_its_method_costs(federation):
+    federation.data = TASK.data
+    steps = cost(made("fedbio"), federation, TASK.x0, TASK.y0).by_step
+    assert {name: sent.rounds for name, sent in steps.items()} == {"fedbio_step": 1}
 
 
 def test_under_privacy_the_upper_loss_is_clipped_as_part_of_channel_x(federation):

@@ -159,8 +159,10 @@ def cost(
     counting = CountingFederation(
         federation.data, federation.sampler, federation.local_work, codecs=federation.codecs
     )
-    state = algorithm.init(x0, y0)
     counting.remember(algorithm, x0, y0)
-    for key in jax.random.split(jax.random.key(0), iterations):
-        algorithm.round(state, counting, key)
+    key = jax.random.key(0)
+    state = algorithm.prepare(algorithm.init(x0, y0), counting, key)
+    counting.ledger = Ledger()  # what is measured before the run is no part of an iteration
+    for own in jax.random.split(key, iterations):
+        algorithm.round(state, counting, own)
     return counting.ledger

@@ -262,7 +262,7 @@ class AutoSteps(Wrapper):
             d = federation.sum(self.probes.hypergradient_size, at, cohort, key)
             y, v, rest = _followed(rule, d.y, d.v, rest, y, v)
         count = sum(leaf.size for leaf in jax.tree.leaves(d.x))
-        pull = trees.host_norm(d.x) / float(state.found[2]) / math.sqrt(count)
+        pull = trees.host_norm(d.x) / math.sqrt(count)
         if not pull:
             return state
         at = Point(x, y)
@@ -273,7 +273,8 @@ class AutoSteps(Wrapper):
             shift = continue_shift(self.probes, federation, at, shift)
         most = _largest_pace(self, state, shift, y)
         return state._replace(
-            pull=_array(pull), pace=_array([_START * float(most), float(most), 0.0])
+            pull=_array(pull / float(state.found[2])),
+            pace=_array([_START * float(most), float(most), 0.0]),
         )
 
     def unit_step(self, pull: PyTree) -> PyTree:

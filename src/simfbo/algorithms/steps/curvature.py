@@ -120,16 +120,7 @@ def measure(
 ) -> Curvature:
     """Measure mu and L at (x, y); where not everyone takes part, the worst of three cohorts'.
 
-    Args:
-        probes: the client steps.
-        federation: the clients.
-        x: the upper variable.
-        y: the lower variable.
-        key: of the cohorts and of the first directions.
-        exchanges: the most products.
-
-    Returns:
-        The curvature, as numbers of NumPy's.
+    `key` draws the cohorts and first directions; `exchanges` is the most products.
     """
     if len(federation.cohort(key).ids) >= federation.n:
         return measure_cohort(probes, federation, x, y, key, exchanges)
@@ -147,8 +138,7 @@ def measure_cohort(
     """Measure mu and L at (x, y) on one cohort, until both are known to ten per cent.
 
     The same clients answer every time, with all their samples, so that all products are with one
-    matrix: the mean of theirs, with their weights brought to a sum of one, which they have only in
-    expectation where not everyone takes part. Arguments as for `measure`.
+    matrix: the mean of theirs, with their weights brought to a sum of one.
     """
     cohort, size = federation.cohort(key), sum(leaf.size for leaf in jax.tree.leaves(y))
     total, work, noisy = cohort.weights.sum(), 1.0, 0.0
@@ -192,9 +182,6 @@ def refresh(old: Curvature, basis: jax.Array, images: jax.Array) -> Curvature:
         old: the curvature so far.
         basis: orthonormal vectors, one per row (`orthonormal(old.vectors)`).
         images: the products of the Hessian with them.
-
-    Returns:
-        The curvature, with the vectors to use next time.
     """
     ritz = (basis @ images.T + images @ basis.T) / 2
     # A row of zeros stands for no vector: its eigenvalue must be at neither end.
@@ -264,16 +251,7 @@ def no_shift(y: PyTree) -> Shift:
 def begin_shift(
     probes: Probes, federation: Federation, at: Point[PyTree], u: PyTree, key: jax.Array, most: Any
 ) -> Shift:
-    """Request the right-hand side, in one exchange.
-
-    Args:
-        probes: the client steps.
-        federation: the clients.
-        at: x and y.
-        u: the direction, like x.
-        key: of the cohort.
-        most: the most products.
-    """
+    """Request the right-hand side at x and y, in one exchange; `most` products may follow."""
     cohort = federation.cohort(key)
     rhs = federation.sum(probes.response, (at.x, at.y, u), cohort, key).v
     return _begun(rhs, cohort.weights, key, most)
@@ -282,7 +260,7 @@ def begin_shift(
 def continue_shift(
     probes: Probes, federation: Federation, at: Point[PyTree], shift: Shift
 ) -> Shift:
-    """Take one step of conjugate gradients, with one product; arguments as for `begin_shift`."""
+    """Take one step of conjugate gradients, with one product."""
     key = jax.random.wrap_key_data(shift.key)
     cohort = federation.cohort(key)
     payload = Point(at.x, at.y, shift.direction)

@@ -181,18 +181,13 @@ def _like(value: Scalar, dtype: Any = float) -> jax.Array:
 
 
 def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
-    """Return the server's rules; the same objects for the same sizes, so that programs are shared.
-
-    Args:
-        scale: what a step of x of size one is, by leaf.
-        rounds: of the run.
-    """
+    """Return the server's rules for steps of x of these sizes, by leaf, in a run of some rounds."""
     leaves, structure = jax.tree.flatten(scale)
     follow = following(rounds)
     return Point(_shared_adam(tuple(leaves), structure, rounds), follow, follow)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # the same objects for the same sizes, so that programs are shared
 def _shared_adam(sizes: tuple[float, ...], structure: Any, rounds: int) -> Any:
     return paced_adam(jax.tree.unflatten(structure, sizes), rounds)
 
@@ -222,11 +217,7 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
 
     While the pace is zero x stands still and nothing is remembered: before y and v are near their
     solutions, the direction of x is far larger than the hypergradient. Adam's floor is relative to
-    all coordinates, so that units do not matter.
-
-    Args:
-        scale: what a step of size one is, by leaf.
-        rounds: of the run.
+    all coordinates, so that units do not matter. `scale` is a step of size one, by leaf.
     """
 
     def init(params: PyTree) -> UpperPace:
