@@ -4,6 +4,8 @@ BIN := .venv/bin
 # In the order of folders: by the number of their tests, files of one long test would come last.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV := .venv-tools/bin/uv
+INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps
 
 TORCH := 2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 
@@ -27,16 +29,21 @@ coverage: .venv/.torch  ## Which lines the tests reach; writes coverage.xml
 
 setup: .venv/.done
 
-.venv/.done: pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "simfbo needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11"; exit 2; }
+.venv/.done: pyproject.toml requirements.lock | $(UV)
 	$(PYTHON) -m venv .venv
-	$(PIP) --no-deps --require-hashes --requirement requirements.lock
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(INSTALL) --require-hashes --requirement requirements.lock
+	$(INSTALL) --no-build-isolation --editable .
 	touch $@
 
+$(UV): requirements-uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "simfbo needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
 .venv/.torch: .venv/.done
-	@$(PIP) 'torch==$(TORCH)' 2>/dev/null || \
+	@$(PIP) --no-compile 'torch==$(TORCH)' 2>/dev/null || \
 	  echo "pip finds no torch==$(TORCH) here: tests of simfbo.torch are skipped. 'make torch' installs the usual build."
 	@touch $@
 
@@ -63,8 +70,8 @@ docs: .venv/.docs  ## Build and check the documentation site: build/docs/index.h
 	  --doctree-dir build/docs-source/doctrees build/docs-source/pages build/docs
 	$(BIN)/python docs/site/check_html.py build/docs
 
-.venv/.docs: .venv/.done requirements-docs.lock
-	$(PIP) --no-deps --require-hashes --requirement requirements-docs.lock
+.venv/.docs: .venv/.done requirements-docs.lock | $(UV)
+	$(INSTALL) --require-hashes --requirement requirements-docs.lock
 	@touch $@
 
 methods: setup  ## Write docs/reference-methods.md from the catalogue, the ledger and the results
@@ -76,12 +83,11 @@ numbers: setup  ## Write the numbers and dates of results into the documents tha
 benchmark-setup: .venv/.torch  ## PyTorch and more, for comparisons of speed
 	$(PIP) --no-build-isolation --editable '.[benchmark]'
 
-UV_COMPILE := .venv-tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+UV_COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
   --no-strip-extras --custom-compile-command 'make lock'
 
-lock:  ## Rebuild both lock files from pyproject.toml with the newest versions, by uv in .venv-tools
-	$(PYTHON) -m venv .venv-tools
-	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7
+lock: $(UV)  ## Rebuild the lock files with the newest versions, by uv in .venv-tools
+	echo uv | $(UV_COMPILE) --output-file requirements-uv.lock -
 	$(UV_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
 	$(UV_COMPILE) --extra docs --constraint requirements.lock --output-file requirements-docs.lock pyproject.toml
 
