@@ -62,7 +62,7 @@ _SMALL = 0.01  # share of the gain that a change of the upper loss may have eith
 _CLEAR = 1e-2  # relative uncertainty of the upper loss at which x begins to move
 _LOUD = 0.5  # noise of y or v, relative to their size, at which steps are halved
 _DEVIATIONS = 6.0  # standard errors that a change of the upper loss must exceed, at every check
-_COMPARED = 8  # clients that a check asks at least, in up to four cohorts
+_COMPARED = 8  # clients that a check asks at least, sampled as up to four cohorts
 _EARLY = 0.75  # share of a run in which x may speed up; `Evidence.late` is the gain at its end
 _LOST = 10.0  # relative error of y at which a state is given up
 _KNOWN = 0.3  # relative errors of y and v at which d_x is taken for the hypergradient
@@ -328,16 +328,14 @@ class AutoSteps(Wrapper):
         points = [self.inner.point(base) for base in (state.base, state.best)]
         at, best = (z if z.v is not None else z._replace(v=trees.zeros_like(z.y)) for z in points)
         basis, rows = _basis(state.vectors, at.y)
-        replies, count, sampled = [], 0, True
-        for own in jax.random.split(key, 4):
-            cohort = federation.cohort(own)
-            reply = federation.sum(self.probes.check, (at, best, rows), cohort, own)
-            replies.append((reply, jnp.sum(jnp.asarray(cohort.weights))))
-            count, sampled = count + len(cohort.ids), len(cohort.ids) < federation.n
-            if count >= _COMPARED or not sampled:
-                break
+        cohort, sampled = federation.cohort(key), 0
+        if len(cohort.ids) < federation.n:
+            draws = min(4, -(-_COMPARED // len(cohort.ids)))
+            more = [federation.cohort(own) for own in jax.random.split(key, draws)[1:]]
+            cohort, sampled = _joined([cohort, *more]), draws * len(cohort.ids)
+        reply = federation.sum(self.probes.check, (at, best, rows), cohort, key)
         u = self.unit_step(state.window.pull)
-        state, ready = _ended(self, state, basis, replies, count if sampled else 0)
+        state, ready = _ended(self, state, basis, reply, cohort.weights, sampled)
 
         def begin() -> AutoState:
             most = self.products(state)
@@ -528,9 +526,25 @@ def _basis(vectors: jax.Array, y: PyTree) -> tuple[jax.Array, PyTree]:
     return basis, jax.vmap(partial(shaped, like=y))(basis)
 
 
-@partial(jax.jit, static_argnums=4)
+@jax.jit
+def _joined(cohorts: list[Cohort]) -> Cohort:
+    """Join cohorts; a client in several of them counts once, with the sum of its weights."""
+    ids = jnp.concatenate([jnp.asarray(cohort.ids) for cohort in cohorts])
+    order = jnp.argsort(ids)
+    weights = jnp.concatenate([jnp.asarray(cohort.weights) for cohort in cohorts])[order]
+    ids, same = ids[order], ids[order][:, None] == ids[order]
+    first = jnp.append(True, ids[1:] != ids[:-1])
+    return Cohort(ids, jnp.where(first, same.astype(weights.dtype) @ weights, 0) / len(cohorts))
+
+
+@partial(jax.jit, static_argnums=5)
 def _ended(
-    method: AutoSteps, state: AutoState, basis: jax.Array, replies: Any, sampled: int
+    method: AutoSteps,
+    state: AutoState,
+    basis: jax.Array,
+    reply: Any,
+    weights: Any,
+    sampled: int,
 ) -> tuple[AutoState, jax.Array]:
     """End a window.
 
@@ -538,14 +552,14 @@ def _ended(
         method: the method.
         state: at the end of the window.
         basis: the vectors that clients multiplied with their Hessians.
-        replies: sums of `check` over cohorts, each with the sum of the cohort's weights.
-        sampled: how many clients were asked, where cohorts are sampled; else 0.
+        reply: the sum of `check` over a cohort.
+        weights: of the cohort, which sum to one only in expectation.
+        sampled: how many clients were sampled; 0 for all.
 
     Returns:
         The state, and whether x may begin to move.
     """
-    means = [trees.scale(1 / total, reply) for reply, total in replies]
-    mean = jax.tree.map(lambda *parts: sum(parts) / len(parts), *means)
+    mean = trees.scale(1 / jnp.sum(jnp.asarray(weights)), reply)
     (h, numbers), d_y, (d_v, images) = mean
     value, change, square, correction = numbers.astype(float)
     old, at = state.curvature, method.inner.point(state.base)
