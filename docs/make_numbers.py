@@ -28,7 +28,7 @@ DATED = ("docs/explanation-reproduction.md", "docs/reference-benchmarks.md")
 PAGES = ("README.md", "docs/how-to-choose-by-symptom.md", "docs/how-to-deploy.md",
          "docs/explanation-communication.md", "docs/explanation-limits.md",
          "docs/explanation-alternatives.md", "docs/how-to-tune-clean-repair.md",
-         "docs/reference-configuration.md", *DATED)  # fmt: skip
+         "docs/reference-configuration.md", "docs/reference-mimefbo.md", *DATED)  # fmt: skip
 _QUOTED = re.compile(r"(?P<old>[-+]?\d[\d,.]*(?:e-?\d+)?(?:\s±\s[\d.]+)?)<!--(?P<name>[\w.-]+)-->")
 _DATE = r"20\d\d-\d\d-\d\d"
 _ACCURACY = "test accuracy, %"
