@@ -229,13 +229,13 @@ class Engine(ABC):
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        return self._exchange(Call(as_module(client_step), payload, cohort, key, False))
+        return self._exchange(Call(as_module(client_step), payload, _on_host(cohort), key, False))
 
     def gather(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
         """Return the cohort's messages, stacked; see `Federation`."""
-        return self._exchange(Call(as_module(client_step), payload, cohort, key, True))
+        return self._exchange(Call(as_module(client_step), payload, _on_host(cohort), key, True))
 
     def when(self, condition: Any, branch: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
         """Run a branch if a condition holds."""
@@ -438,6 +438,10 @@ def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:
         return median > limit
     norms = np.sqrt(exchange.squares[exchange.admitted].sum(1))
     return median > 0 and bool((norms > gate.auto_limit([median])).any())
+
+
+def _on_host(cohort: Cohort) -> Cohort:
+    return Cohort(*map(np.asarray, cohort))
 
 
 _kept = jax.jit(memory.kept)
