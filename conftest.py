@@ -9,17 +9,25 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import jax
-import pytest
-from jaxtyping import install_import_hook
+# Threads of BLAS and OpenMP wait by spinning, at the cost of the other process of tests.
+# This stands here since libraries read it when they are imported.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+import shapes  # noqa: E402
 
 # Docstrings' examples of simfbo.torch run where PyTorch is installed.
 collect_ignore_glob = [] if find_spec("torch") else ["src/simfbo/torch/*"]
 
-# Nearly all the time of a first run is compilation, half of it in XLA's emitters of fused loops.
+# Most of the time of a first run is compilation, half of it in XLA's emitters of fused loops, and
+# a tenth in dividing small programs among threads.
 # XLA_FLAGS in the environment, empty in `make test-all`, decides instead.
 if jax.__version_info__ < (0, 11):  # later ones have no such flag, and need less time
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -31,7 +39,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # From here on the shapes in annotations are checked, and those of the fields of dataclasses.
 _CHECKED = [f"simfbo.{room}" for room in ("core", "engines", "algorithms", "robust")]
-install_import_hook(_CHECKED, "shapes.check")
+shapes.check_in(_CHECKED)
 from simfbo.engines import compile_cache  # noqa: E402
 
 # It would move the cache to the user's folder, for all tests that follow in the same process.

@@ -23,6 +23,7 @@ def squares(x, y, batch):
 
 PROBLEM = BilevelProblem(upper=squares, lower=squares)
 DIRECTIONS = jax.jit(partial(directions, PROBLEM))
+VALUE = jax.jit(partial(evaluate, squares))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_full_batches_of_unequal_clients_are_exact_means(unequal, client):
     batch = unequal.client(client).lower_batch(jax.random.key(0))
     assert isinstance(batch, Weighted)
     mean = 0.5 * np.mean(np.sum((np.asarray(y) - lower) ** 2, axis=1)) + 1
-    np.testing.assert_allclose(evaluate(squares, x, y, batch), mean, rtol=1e-14)
+    np.testing.assert_allclose(VALUE(x, y, batch), mean, rtol=1e-14)
 
     v = jnp.array([2.0, 5.0])
     other = unequal.client(client).upper_batch(jax.random.key(0))
@@ -56,7 +57,7 @@ def test_weights_are_one_over_the_count_and_zero_on_padding(unequal):
 def test_weights_are_single_where_the_user_is(single_precision):
     data = federate(POINTS.astype(np.float32), lower=ROWS, upper=ROWS)
     y = jnp.zeros(2)
-    value = evaluate(squares, jnp.zeros(1), y, data.lower.full(1))
+    value = VALUE(jnp.zeros(1), y, data.lower.full(1))
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, 0.5 * np.mean(np.sum(POINTS[ROWS[1]] ** 2, 1)), rtol=1e-6)
 
@@ -69,7 +70,7 @@ def test_padding_holds_nothing_of_others(client):
     data = federate(points, lower=ROWS, upper=ROWS)
     batch = data.lower.full(client)
     assert np.isfinite(np.asarray(batch.samples)).all()
-    slope = jax.grad(lambda y: evaluate(squares, jnp.zeros(1), y, batch))(jnp.zeros(2))
+    slope = jax.jit(jax.grad(VALUE, 1))(np.zeros(1), np.zeros(2), batch)
     np.testing.assert_allclose(slope, -POINTS[ROWS[client]].mean(axis=0), atol=1e-14)
 
 

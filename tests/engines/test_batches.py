@@ -56,10 +56,22 @@ def assert_same(a, b):
     assert one.ledger == other.ledger
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 5])
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("cohort", [EVERYONE, SOME], ids=["everyone", "some"])
+SIZES = {"everyone": [None, 1, 2, 5], "some": [None, 2, 3, 5]}  # of seven, and of four
+FEW = {"everyone": [None, 3], "some": [2, 5]}
+
+
+@pytest.mark.parametrize(
+    ("data", "cohort", "chunk"),
+    [
+        (data, cohort, chunk)
+        for data in DATA
+        for cohort, sizes in (SIZES if data == "minibatches" else FEW).items()
+        for chunk in sizes
+    ],
+)
 def test_the_size_of_a_batch_does_not_matter(data, cohort, chunk):
+    """In one batch and in several, of which the last is full, or not; one by one; few in one."""
+    cohort = {"everyone": EVERYONE, "some": SOME}[cohort]
     kind = {"data": data, "cohort": cohort}
     assert_same(found("batches", chunk, **kind), found("lanes", **kind))
 

@@ -112,7 +112,10 @@ def test_weighted_batches_agree(both):
     problem, plain, data, x0, y0 = both
     batch = jax.tree.map(lambda a: a[:4], data.lower.samples)
     weighted = Weighted(batch, np.array([0.1, 0.2, 0.3, 0.4]))
-    values = [evaluate(one.lower, x0, y0, weighted) for one in (problem, plain)]
+    values = [
+        jax.jit(lambda *given, loss=one.lower: evaluate(loss, *given))(x0, y0, weighted)
+        for one in (problem, plain)
+    ]
     np.testing.assert_allclose(*values, rtol=1e-12)
 
 
@@ -210,9 +213,9 @@ def test_the_task_is_cross_entropy_with_a_penalty(digits):
         wanted = float(F.cross_entropy(scores, torch.from_numpy(labels[:30]).long()))
         hits = float((scores.argmax(1).numpy() == labels[:30]).mean())
     batch = inputs[:30], labels[:30]
-    assert float(task.problem.upper(task.x0, task.y0, batch)) == pytest.approx(wanted)
+    assert float(jax.jit(task.problem.upper)(task.x0, task.y0, batch)) == pytest.approx(wanted)
     squares = sum((a**2).sum() for a in task.y0.values())
-    found = float(task.problem.lower(task.x0, task.y0, batch))
+    found = float(jax.jit(task.problem.lower)(task.x0, task.y0, batch))
     assert found == pytest.approx(wanted + 0.05 * squares)
     metrics = task.evaluate(Point(x=task.x0, y=task.y0))
     assert metrics["test_loss"] == pytest.approx(wanted)
@@ -226,7 +229,7 @@ def test_without_test_samples_the_upper_ones_are_evaluated(digits):
     rows = np.asarray(task.data.upper.rows)
     batch = digits[0][rows], digits[1][rows]
     assert found["validation_loss"] == pytest.approx(
-        float(task.problem.upper(task.x0, task.y0, batch))
+        float(jax.jit(task.problem.upper)(task.x0, task.y0, batch))
     )
     assert task.metric == "validation_accuracy"
 
@@ -244,7 +247,7 @@ def test_several_inputs_are_the_modules_arguments(digits):
     first, second = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
     labels = np.arange(8) % 2
     losses = [
-        float(task.problem.upper(task.x0, task.y0, (inputs, labels)))
+        float(jax.jit(task.problem.upper)(task.x0, task.y0, (inputs, labels)))
         for net in [Sum()]
         for inputs in ((first, second), {"second": second, "first": first}, first + 2 * second)
         for task in [hyper_representation(net, "head.*", [as_source(inputs, labels)])]

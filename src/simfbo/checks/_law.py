@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from simfbo.core.method import Method
@@ -75,7 +74,7 @@ def run_rounds(
 def gap(a: Any, b: Any) -> float:
     """Return the largest difference of two states, infinite where they are not finite."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    gap = max(float(jnp.abs(jnp.ravel(u) - jnp.ravel(w)).max()) for u, w in leaves)
+    gap = max(float(np.abs(np.ravel(u) - np.ravel(w)).max()) for u, w in leaves)
     return gap if np.isfinite(gap) else float("inf")
 
 

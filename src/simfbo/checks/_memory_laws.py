@@ -59,7 +59,9 @@ def order_does_not_matter(factory: Factory) -> float:
         federation = SimulatedFederation(task.data, local_work=fixed(tau[by].tolist()))
         algorithm = factory(task.problem, SMALL, MEDIUM)
         state = run_rounds(algorithm, federation, task, 3)
-        back = jax.tree.map(lambda a, by=by: a[np.argsort(by)], federation.client_memory)
+        back = jax.tree.map(
+            lambda a, by=by: np.asarray(a)[np.argsort(by)], federation.client_memory
+        )
         ends.append((algorithm.point(state), back))
     return gap(*ends)
 
@@ -83,12 +85,12 @@ def resumes_exactly(factory: Factory) -> float:
 
 def _spoilt(reply: Any) -> Any:
     """Return a reply that is not finite."""
-    return reply._replace(arrays={name: np.nan * a for name, a in reply.arrays.items()})
+    return reply._replace(arrays={name: np.nan * np.asarray(a) for name, a in reply.arrays.items()})
 
 
 def _gap_of_clients(before: PyTree, after: PyTree, clients: list[int]) -> float:
     """Return how much the memory of some clients changed."""
-    rows = [jax.tree.map(lambda a: a[np.array(clients)], tree) for tree in (before, after)]
+    rows = [jax.tree.map(lambda a: np.asarray(a)[clients], tree) for tree in (before, after)]
     return gap(*rows) if jax.tree.leaves(rows) else 0.0
 
 

@@ -119,9 +119,12 @@ def _require_mean(name: str, loss: Any, x0: PyTree, y0: PyTree, batch: PyTree) -
     """Raise unless a loss is the mean of its values on an example's single samples."""
     if not isinstance(loss, TorchFunction):
         raise UserError("Only losses from simfbo.torch.from_torch can be saved.")
-    three = jax.tree.map(lambda a: np.asarray(a)[np.arange(3) % len(a)], batch)
-    singles = [loss(x0, y0, jax.tree.map(lambda a, i=i: a[i : i + 1], three)) for i in range(3)]
-    if not np.allclose(loss(x0, y0, three), np.mean(singles), rtol=1e-3, equal_nan=True):
+    three, value = (
+        jax.tree.map(lambda a: np.asarray(a)[np.arange(3) % len(a)], batch),
+        jax.jit(loss),
+    )
+    singles = [value(x0, y0, jax.tree.map(lambda a, i=i: a[i : i + 1], three)) for i in range(3)]
+    if not np.allclose(value(x0, y0, three), np.mean(singles), rtol=1e-3, equal_nan=True):
         raise UserError(
             f"'{name}' is not a mean over the samples of a batch, which a loss must be: weights of "
             "classes, ignored labels and sums make it another function for every batch."
