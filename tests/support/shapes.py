@@ -1,7 +1,6 @@
 """Checks the shapes in jaxtyping's annotations while tests run; see conftest.py.
 
-jaxtyping's own import hook wraps every function, also those without shapes: half of the time of
-the tests went into that.
+jaxtyping's own import hook also wraps functions without shapes, closures at every call.
 """
 
 import ast
