@@ -81,14 +81,14 @@ class Outcome(NamedTuple):
         state: after its last round.
         done: rounds completed; fewer than asked for if the next one needs the host.
         norms: of x, y and v, as far as there are, after the last round.
-        measured: what `measure` returned, by round.
+        residuals: what `measure` returned after each round in which it was due.
         reports: of the exchanges of a round, stacked over rounds.
     """
 
     state: PyTree
     done: int
     norms: np.ndarray
-    measured: PyTree
+    residuals: PyTree
     reports: Reports
 
 
@@ -209,6 +209,7 @@ class Rounds:
     ) -> None:
         """Take the engine, the method, and the program for both."""
         self._engine, self._method, self._program, self.length = engine, method, program, length
+        self._clients: Clients | None = None  # in the latest inputs
 
     def run(
         self, state: PyTree, root: jax.Array, first: int, count: int, limits: np.ndarray, every: int
@@ -227,19 +228,27 @@ class Rounds:
             every: rounds between two that are measured.
         """
         engine, count = self._engine, min(count, self.length)
-        given = _inputs(engine, self._method, state, root, first, limits, every)
-        (after, memory), done, norms, notes = self._program(given, np.int32(count))
+        clients = engine.clients(limit_of(engine.gate))
+        if clients is not self._clients:  # on the device, so that no call copies them
+            inputs = _inputs(engine, self._method, state, root, every)
+            self._clients, self._inputs = clients, jax.tree.map(_on_device, inputs)
+        given = self._inputs._replace(
+            state=state, memory=engine.client_memory, number=np.int32(engine.ledger.total.rounds + 1),
+            first=np.int32(first), limits=limits,
+        )  # fmt: skip
+        (after, memory), done, norms, residuals, reports = self._program(given, np.int32(count))
         done = int(done)
         if keys.FAILED:
             error = keys.FAILED[0]
             keys.FAILED.clear()
             raise error
         if done < count:  # `after` is the state after a round that does not count
-            (after, memory), _, norms, _ = self._program(given, np.int32(done))
+            (after, memory), _, norms, residuals, _ = self._program(given, np.int32(done))
         if done:
             engine.client_memory = memory
-        measured, reports = jax.tree.map(lambda a: np.asarray(a)[:done], notes)
-        return Outcome(after if done else state, done, np.asarray(norms, float), measured, reports)
+        residuals = jax.tree.map(np.asarray, residuals)
+        reports = jax.tree.map(lambda a: np.asarray(a)[:done], reports)
+        return Outcome(after if done else state, done, np.asarray(norms, float), residuals, reports)
 
     def account(self, outcome: Outcome) -> Iterator[int]:
         """Let the engine count what was sent, and look at clients that stand out.
@@ -248,50 +257,49 @@ class Rounds:
             The places in the call of rounds with rejected replies or compared messages, after the
             engine has looked at them.
         """
-        engine, done, kinds = self._engine, outcome.done, len(outcome.reports)
-        took = (
-            np.stack(
-                [
-                    np.ones(done, bool) if report.took_place is None else report.took_place
-                    for report in outcome.reports
-                ],
-                1,
-            )
-            if kinds
-            else np.ones((done, 0), bool)
-        )
-        number = engine.ledger.total.rounds + np.cumsum(took).reshape(done, kinds)
-        look = np.zeros((done, kinds), bool)
+        engine, done, reports = self._engine, outcome.done, outcome.reports
+        before = engine.ledger.total.rounds
+        for report in reports:
+            self._count(report, done)
+        compared = [engine.detect_anomalies or report.admitted is not None for report in reports]
+        if not any(compared):
+            return
+        always = np.ones(done, bool)
+        took = [always if one.took_place is None else one.took_place for one in reports]
+        took = np.stack(took, 1)
+        number = before + np.cumsum(took).reshape(took.shape)
+        look = np.zeros_like(took)
         if engine.detect_anomalies and number.size:
             look = anomalies.looks_at(number)
-        for e, report in enumerate(outcome.reports):
-            there = took[:, e]
-            if not there.any():
-                continue
+        for e, report in enumerate(reports):
             if report.admitted is not None:
                 look[:, e] |= ~report.admitted.all(1)
-            look[:, e] &= there
-            replied = report.replied
-            if replied is None:
-                replied = np.ones((done, report.asked), bool)
-            replied = replied[there]
-            coded = None
-            if report.up is not None and report.down is not None and engine.codecs is not None:
-                down = report.down[there].astype(float) + REQUEST_BYTES
-                down = replied.shape[1] * float(down.sum())
-                up = float(report.up[there].astype(float)[replied].sum())
-                coded = EncodedBytes(down, up, 0.0 if engine.codecs.exact_size else down + up)
-            engine.ledger.record(report.client_step, replied.size, int(replied.sum()),
-                                 report.payload.tree, report.message.tree, int(there.sum()),
-                                 coded)  # fmt: skip
+        look &= took
         for k in np.flatnonzero(look.any(1)).tolist():
             for e in np.flatnonzero(look[k]).tolist():
-                report = jax.tree.map(lambda a, k=k: a[k], outcome.reports[e])
+                report = jax.tree.map(lambda a, k=k: a[k], reports[e])
                 rules = engine.rules(report.client_step)
                 engine.latest = exchange_of(report, int(number[k, e]), rules, None)
                 engine.refusals += engine.latest.refusals
                 engine.observe(engine.latest)
             yield k
+
+    def _count(self, report: ExchangeReport, done: int) -> None:
+        """Enter one exchange of `done` rounds in the ledger."""
+        there = slice(None) if report.took_place is None else report.took_place
+        exchanges = done if report.took_place is None else int(report.took_place.sum())
+        asked = replies = exchanges * report.asked
+        if report.replied is not None:
+            replies = int(report.replied[there].sum())
+        coded, codecs = None, self._engine.codecs
+        if report.up is not None and report.down is not None and codecs is not None:
+            sent = report.up[there].astype(float)
+            up = float((sent if report.replied is None else sent[report.replied[there]]).sum())
+            down = report.asked * float((report.down[there].astype(float) + REQUEST_BYTES).sum())
+            coded = EncodedBytes(down, up, 0.0 if codecs.exact_size else down + up)
+        if exchanges:
+            self._engine.ledger.record(report.client_step, asked, replies, report.payload.tree,
+                                       report.message.tree, exchanges, coded)  # fmt: skip
 
 
 def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) -> Rounds | None:
@@ -312,9 +320,7 @@ def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) ->
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
         return None  # a number of Python's, which may be anything
     parts = Parts.of(method)
-    given = _inputs(federation, parts, state, jax.random.key(0), 1, np.zeros(3), 1)
-    count = sum(z is not None for z in method.point(state))
-    given = given._replace(limits=given.limits[:count])
+    given = _inputs(federation, parts, state, jax.random.key(0), 1)
     leaves, structure = jax.tree.flatten(given)
     key = "rounds", parts.structure, structure, form(leaves), measure
     build = partial(_build, parts, given, measure)
@@ -323,15 +329,9 @@ def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) ->
 
 
 def _inputs(
-    engine: SimulatedFederation,
-    method: Parts,
-    state: PyTree,
-    root: jax.Array,
-    first: int,
-    limits: np.ndarray,
-    every: int,
+    engine: SimulatedFederation, method: Parts, state: PyTree, root: jax.Array, every: int
 ) -> Inputs:
-    """Return the inputs of the program; arguments as of `Rounds.run`.
+    """Inputs of the program for round 1.
 
     Where only replies that are not finite are rejected, none is checked: a round whose sum is not
     finite is repeated on the host.
@@ -339,12 +339,17 @@ def _inputs(
     clients = engine.clients(limit_of(engine.gate))
     if clients.limit == np.inf and clients.absence is None and not clients.detect:
         clients = replace(clients, checks=False)
+    norms = sum(z is not None for z in method.joined().point(state))
     return Inputs(
-        method.numbers, clients, state, engine.client_memory, root,
-        np.int32(engine.ledger.total.rounds + 1), np.int32(first),
-        np.int32(max(1, engine.gate.min_replies)), np.asarray(limits, jnp.result_type(float)),
+        method.numbers, clients, state, engine.client_memory, root, np.int32(1), np.int32(1),
+        np.int32(max(1, engine.gate.min_replies)), np.zeros(norms, jnp.result_type(float)),
         np.int32(every),
     )  # fmt: skip
+
+
+def _on_device(leaf: Any) -> Any:
+    """Put an input on the device; Python numbers keep their weak type."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[..., Any], int] | None:
@@ -362,16 +367,19 @@ def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[...
 
 def _rounds(
     parts: Parts, measure: Measure, lengths: list[int], given: Inputs, count: jax.Array
-) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+) -> tuple[PyTree, jax.Array, jax.Array, PyTree, Reports]:
     """Run up to `count` rounds, until one is not as usual.
+
+    The inner loop ends with a round whose residuals are measured. So they cost nothing in all other
+    rounds, and every round is computed by the same instructions.
 
     Returns:
         The state and the clients' memory, how many rounds were as usual, the norms after the last,
-        and residuals and reports by round. `lengths` receives how many rounds there is room for.
+        and residuals and reports. `lengths` receives how many rounds there is room for.
     """
     method = parts._replace(numbers=given.numbers).joined()
 
-    def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+    def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree, PyTree]:
         state, memory, number = at
         t = given.first + k
         tape = Tape(given.clients, memory, number)
@@ -385,13 +393,9 @@ def _rounds(
             else:
                 enough = jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
             usual &= enough if report.took_place is None else enough | ~report.took_place
-        measured: PyTree = ()
-        if sums:
-            due, like = (t % given.every == 0) | (t == 1), jax.eval_shape(measure, sums)
-            measured = jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
-        reports = jax.tree.map(jnp.asarray, tuple(tape.reports))
+        reports = tuple(replace(report, finite=None) for report in tape.reports)
         at = after, tape.memory, tape.number
-        return at, usual, norms, (measured, reports)
+        return at, usual, norms, sums, jax.tree.map(jnp.asarray, reports)
 
     zero = jnp.zeros((), jnp.int32)
     start = jax.tree.map(jnp.asarray, (given.state, given.memory, given.number))
@@ -399,26 +403,41 @@ def _rounds(
     if form(start) != form(like[0]):
         raise NeedsHost("the structure, a shape or a dtype of its state changes")
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(like[3]))
+    *_, sums, reports = like
+    residuals = jax.eval_shape(measure, sums) if sums else {}
+    numbers = sum(leaf.size for leaf in jax.tree.leaves((residuals, reports)))
     lengths.append(max(1, min(LONGEST, _NUMBERS // max(1, numbers))))
-    rows = jax.tree.map(lambda a: jnp.zeros((lengths[-1], *a.shape), a.dtype), like[3])
+    rows = jax.tree.map(lambda a: jnp.zeros((lengths[-1], *a.shape), a.dtype), (residuals, reports))
 
     def body(carry: PyTree) -> PyTree:
-        k, _, at, _, notes = carry
+        k, _, at, *_, reports = carry
         found = map(jnp.asarray, once(k, *jax.tree.leaves(at)))
-        at, usual, norms, found = jax.tree.unflatten(jax.tree.structure(like), found)
-        notes = jax.tree.map(partial(_put, k), notes, found)
-        return k + usual.astype(jnp.int32), usual, at, norms, notes
+        at, usual, norms, sums, new = jax.tree.unflatten(jax.tree.structure(like), found)
+        reports = jax.tree.map(partial(_put, k), reports, new)
+        return k + usual.astype(jnp.int32), usual, at, norms, sums, reports
 
-    carry = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), rows
-    k, _, (state, memory, _), norms, notes = jax.lax.while_loop(
-        lambda carry: (carry[0] < count) & carry[1], body, carry
+    def until_measured(carry: PyTree) -> PyTree:
+        (k, *rest), residuals, m = carry
+        t = given.first + k
+        end = jnp.where(t == 1, k + 1, k + 1 + jnp.mod(-t, given.every))
+        end = jnp.minimum(end, count)
+        inner = jax.lax.while_loop(lambda c: (c[0] < end) & c[1], body, (k, *rest))
+        if sums:
+            residuals = jax.tree.map(partial(_put, m), residuals, measure(inner[4]))
+        return inner, residuals, m + 1
+
+    first = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), trees.zeros_like(sums)
+    (k, _, (state, memory, _), norms, _, reports), residuals, _ = jax.lax.while_loop(
+        lambda carry: (carry[0][0] < count) & carry[0][1],
+        until_measured,
+        ((*first, rows[1]), rows[0], zero),
     )
-    return (state, memory), k, norms, notes
+    return (state, memory), k, norms, residuals, reports
 
 
 def _put(k: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
-    return rows.at[k.astype(jnp.uint32)].set(row, mode="promise_in_bounds")
+    """Replace row k; an unsigned index needs no check for negative ones."""
+    return jax.lax.dynamic_update_index_in_dim(rows, row, k.astype(jnp.uint32), 0)
 
 
 def _with_residuals(tape: Tape, channels: Any) -> tuple[Any, dict[str, PyTree]]:
