@@ -232,9 +232,10 @@ class Rounds:
         if clients is not self._clients:  # on the device, so that no call copies them
             inputs = _inputs(engine, self._method, state, root, every)
             self._clients, self._inputs = clients, jax.tree.map(_on_device, inputs)
+        number = np.int32(engine.ledger.total.rounds + 1)
         given = self._inputs._replace(
-            state=state, memory=engine.client_memory, number=np.int32(engine.ledger.total.rounds + 1),
-            first=np.int32(first), limits=limits,
+            state=state, memory=engine.client_memory, number=number, first=np.int32(first),
+            limits=limits,
         )  # fmt: skip
         (after, memory), done, norms, residuals, reports = self._program(given, np.int32(count))
         done = int(done)
