@@ -35,7 +35,6 @@ from simfbo.engines.exchange import (
     AXIS,
     Clients,
     Job,
-    PreparedExchange,
     Results,
     Strategy,
     exchange,
@@ -182,29 +181,28 @@ class SimulatedFederation(Engine):
         """Run an exchange in two threads."""
         clients, _, payload, ids, *rest, number = inputs
         step = Parts.of(call.step).joined()
-        now = _prepare_exchange(clients, step, payload, ids, *rest)
-        rows, codecs = now.job.rows, now.job.codecs
-        if codecs is not None and not codecs.exact_size and len(ids) > _MEASURED:
+        job, report = _prepare_exchange(clients, step, payload, ids, *rest)
+        rows = job.rows
+        if report.down is not None and not clients.codecs.exact_size and len(ids) > _MEASURED:
             present = np.flatnonzero(np.asarray(rows.replies))
             turn = (number * _MEASURED + np.arange(_MEASURED)) % max(1, len(present))
             rows = replace(
                 rows, measured=np.isin(np.arange(len(ids)), present[turn[: len(present)]])
             )
-        job = replace(now.job, step=step, data=(clients.lower, clients.upper), rows=rows)
-        sums, results = run_in_threads(job, keep)
-        own = replace(job, payload=None, data=None, rows=replace(rows, data=None, memory=None))
-        return _finish_exchange(replace(now, job=own), ids, sums, results, call.stack, number)
+        whole = replace(job, step=step, data=(clients.lower, clients.upper), rows=rows)
+        sums, results = run_in_threads(whole, keep)
+        return _finish_exchange(job, report, clients.aggregators, sums, results, call.stack, number)
 
 
 @jax.jit
 def _prepare_exchange(
     clients: Clients, step: Any, payload: PyTree, ids: Any, weights: Any, key: Any, memory: PyTree
-) -> PreparedExchange:
-    now = prepare_exchange(clients, step, payload, Cohort(ids, weights), key, memory)
-    return replace(now, job=replace(now.job, step=None, data=(None, None)))
+) -> tuple[Job, ExchangeReport]:
+    job, report = prepare_exchange(clients, step, payload, Cohort(ids, weights), key, memory)
+    return replace(job, step=None, data=None), report
 
 
-_finish_exchange = jax.jit(finish_exchange, static_argnums=4)
+_finish_exchange = jax.jit(finish_exchange, static_argnums=(2, 5))
 
 
 def run_in_threads(job: Job, keep: bool) -> tuple[PyTree, Results]:
