@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
-from jax.tree_util import PyTreeDef
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from simfbo.codecs.messages import Codecs, code_message, code_payload, down_key, start_of, up_key
@@ -218,7 +217,7 @@ def exchange(
     Args:
         clients: the clients and the rules.
         step: as a pytree, whose leaves are its numbers.
-        payload: what each client receives.
+        payload: the message to each client.
         cohort: the clients asked.
         key: of the exchange.
         memory: of all clients; None if they have none.
@@ -516,7 +515,7 @@ def run_client_step(
     return message, memory
 
 
-def form(tree: PyTree) -> tuple[PyTreeDef, tuple[Hashable, ...]]:
+def form(tree: PyTree) -> Hashable:
     """Structure, shapes and dtypes of a tree, as a hashable value."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(
@@ -582,9 +581,8 @@ def cost_of(jaxpr: Jaxpr) -> Cost:
     """Count the operations of a trace and the numbers that it writes."""
     operations = numbers = 0
     for eqn in jaxpr.eqns:
-        written = sum(
-            math.prod(var.aval.shape) for var in eqn.outvars if hasattr(var.aval, "shape")
-        )
+        shapes = [getattr(var.aval, "shape", (0,)) for var in (*eqn.invars, *eqn.outvars)]
+        written = sum(map(math.prod, shapes[len(eqn.invars) :]))
         values = [one for given in eqn.params.values()
                   for one in (given if isinstance(given, tuple | list) else (given,))]  # fmt: skip
         parts = [getattr(value, "jaxpr", value) for value in values]
@@ -596,9 +594,9 @@ def cost_of(jaxpr: Jaxpr) -> Cost:
         times = 1  # operations for each number written
         if eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            times = 2 * math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+            times = 2 * math.prod(shapes[0][axis] for axis in contracted)
         elif eqn.primitive.name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
+            kernel = shapes[1]
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             times = 2 * math.prod(kernel) // max(1, kernel[features])
         operations, numbers = operations + times * written, numbers + written
