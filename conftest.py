@@ -40,10 +40,11 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # From here on the shapes in annotations are checked, and those of the fields of dataclasses.
 _CHECKED = [f"simfbo.{room}" for room in ("core", "engines", "algorithms", "robust")]
 shapes.check_in(_CHECKED)
-from simfbo.engines import compile_cache  # noqa: E402
+from simfbo.engines.base import PROGRAMS, TRACES  # noqa: E402
+from simfbo.runs import files  # noqa: E402
 
 # It would move the cache to the user's folder, for all tests that follow in the same process.
-compile_cache.keep_compilations = lambda: None
+files.keep_compilations = lambda: None
 
 # Nothing that is imported or collected is garbage: look for some less often than usual.
 gc.set_threshold(10_000, 20, 20)
@@ -80,8 +81,8 @@ def few_programs():
     """
     yield
     if _MAPPED.is_file() and _MAPPED.read_bytes().count(b"\n") > _MOST:
-        compile_cache.PROGRAMS.clear()
-        compile_cache.TRACES.clear()
+        PROGRAMS.clear()
+        TRACES.clear()
         jax.clear_caches()
         gc.collect()
 

@@ -9,7 +9,7 @@ from simfbo import diagnostics, from_clients
 from simfbo.core.data import pooled
 from simfbo.core.local_work import constant, fixed
 from simfbo.core.problem import BilevelProblem, Point
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.errors import UserError
 from simfbo.tasks import random_quadratic
 

@@ -27,9 +27,9 @@ from simfbo.core.local_work import constant
 from simfbo.core.problem import Point
 from simfbo.core.sampling import Cohort
 from simfbo.engines import SimulatedFederation
-from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import UserError
 from simfbo.privacy import Privacy, private
+from simfbo.runs.files import keep_compilations
 from simfbo.runs.style import save_svg
 from simfbo.tasks.models import moments
 

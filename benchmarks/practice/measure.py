@@ -21,7 +21,7 @@ from simfbo.config.build import build, build_federation, run_built
 from simfbo.config.build_task import build_task
 from simfbo.config.run import RunConfig, checked
 from simfbo.core.data import federate
-from simfbo.engines.compile_cache import keep_compilations
+from simfbo.runs.files import keep_compilations
 from simfbo.studies.tuning import tune
 from simfbo.tasks import baselines
 from simfbo.tasks.models import Linear

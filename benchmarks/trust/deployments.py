@@ -26,10 +26,10 @@ from simfbo.cli.arguments import seeds as seeds_of
 from simfbo.core.local_work import fixed
 from simfbo.core.sampling import without_replacement
 from simfbo.datasets import load
-from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import ClientWarning
 from simfbo.estimators import FederatedLogistic, FederatedRidge
 from simfbo.flower import Deployment, simulate
+from simfbo.runs.files import keep_compilations
 from simfbo.studies.comparison import checked_seeds
 
 FILE = Path(__file__).parent / "results/deployments.json"

@@ -15,8 +15,8 @@ from typing import Any
 from simfbo.config.build import build, run_built
 from simfbo.config.build_task import build_task
 from simfbo.config.run import checked
-from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import ClientWarning
+from simfbo.runs.files import keep_compilations
 
 FILE = Path(__file__).parent / "results/honest.json"
 ROUNDS = 300

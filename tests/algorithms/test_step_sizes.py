@@ -8,7 +8,7 @@ import pytest
 from simfbo import BilevelProblem, Ledger, Point, SimulatedFederation, algorithms, cost
 from simfbo.algorithms import _common
 from simfbo.core.local_work import fixed
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.tasks import random_quadratic
 
 TASK = random_quadratic(3, 2, 2, seed=1).task()

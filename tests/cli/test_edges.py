@@ -11,8 +11,8 @@ import pytest
 
 from simfbo import __version__
 from simfbo.cli import compare, main, output
-from simfbo.engines import compile_cache
 from simfbo.runs import files
+from simfbo.runs.files import compilation_folder
 from simfbo.runs.history import History
 
 SMALL = ("--clients", "3", "--cohort", "3", "--rounds", "3", "--quiet")
@@ -142,9 +142,9 @@ def test_a_user_without_a_home_folder(simfbo, monkeypatch):
     for name in ("XDG_CACHE_HOME", "SIMFBO_DATA_DIR", "FLWR_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    assert compile_cache.cache_folder() is None
+    assert compilation_folder() is None
     monkeypatch.setenv("HOME", os.devnull)  # nothing can be written to it
-    assert compile_cache.cache_folder() is None
+    assert compilation_folder() is None
     monkeypatch.delenv("HOME")
     code, _, err = simfbo("data")
     assert (code, err.count("\n")) == (2, 1)

@@ -155,8 +155,8 @@ def test_large_steps_run_in_lanes_unless_there_is_one_client():
 
     def layout(step, size):
         cohort = Cohort(np.arange(size), np.ones(size))
-        now = prepare_exchange(clients, as_module(step), jnp.ones(1), cohort, KEY, None)
-        cost = trace_reply(now.job).cost
+        job, _ = prepare_exchange(clients, as_module(step), jnp.ones(1), cohort, KEY, None)
+        cost = trace_reply(job).cost
         return clients.uses_threads(cost, size), chunk_of(clients, cost, size)
 
     assert layout(wide, 2) == (True, 1)

@@ -10,7 +10,7 @@ from simfbo import Gate, PerClient, Point, SimulatedFederation
 from simfbo.core.data import from_clients
 from simfbo.core.local_work import constant, effective, fixed, momentum, proximal, sgd
 from simfbo.core.sampling import without_replacement
-from simfbo.engines.compile_cache import PROGRAMS, ProgramCache
+from simfbo.engines.base import PROGRAMS, ProgramCache
 
 KEY = jax.random.key(0)
 

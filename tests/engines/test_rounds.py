@@ -40,7 +40,7 @@ from simfbo.core.sampling import (
     without_replacement,
 )
 from simfbo.engines import rounds as compiled
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.errors import UserError
 from simfbo.runs.verdict import measured
 from simfbo.tasks import quadratic

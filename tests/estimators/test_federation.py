@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 import simfbo
 from simfbo import Ledger, Point, UserError
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.estimators import (
     FairClassifier,
     FederatedLogistic,

@@ -22,7 +22,7 @@ from simfbo.core import local_work
 from simfbo.core.keys import keyed
 from simfbo.core.ledger import PerClient
 from simfbo.core.sampling import Cohort
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.flower import Deployment
 from simfbo.flower.app import FlowerFederation, _content, _package, client_app
 from simfbo.flower.deployment import simulate

@@ -61,7 +61,7 @@ from simfbo.algorithms import (
 from simfbo.core.gate import Gate
 from simfbo.core.keys import keyed
 from simfbo.core.sampling import Cohort
-from simfbo.engines import compile_cache
+from simfbo.engines.base import PROGRAMS, TRACES
 from simfbo.privacy import Privacy, private
 
 ROUNDS, FEW_ROUNDS, CLIENTS, SEED = 12, 3, 6, 3
@@ -289,8 +289,8 @@ def few_programs():
 def forget():
     maps = Path("/proc/self/maps")
     if maps.is_file() and maps.read_bytes().count(b"\n") > 20_000:
-        compile_cache.PROGRAMS.clear()
-        compile_cache.TRACES.clear()
+        PROGRAMS.clear()
+        TRACES.clear()
         jax.clear_caches()
         gc.collect()
 

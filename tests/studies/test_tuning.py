@@ -11,7 +11,7 @@ from simfbo.config.build import build_algorithm, build_federation
 from simfbo.config.build_task import build_task
 from simfbo.config.run import load
 from simfbo.core.problem import Point
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS
 from simfbo.engines.debug import cost
 from simfbo.errors import UserError
 from simfbo.studies import tuning

@@ -78,9 +78,9 @@ def reproduce(
     track: Sequence[str],
 ) -> int:
     """Run experiments; write and print their tables and figures."""
-    from simfbo.engines.compile_cache import keep_compilations
     from simfbo.experiments import summary
     from simfbo.experiments.results import Resources
+    from simfbo.runs.files import keep_compilations
     from simfbo.studies import folder as study
 
     keep_compilations()

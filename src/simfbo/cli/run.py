@@ -123,8 +123,8 @@ def train(
     """Run a configuration; write and print the result."""
     from simfbo.config.build import build
     from simfbo.config.build_task import build_task
-    from simfbo.engines.compile_cache import keep_compilations
     from simfbo.runs.checkpoint import save_variables
+    from simfbo.runs.files import keep_compilations
 
     keep_compilations()
     with fetching(quiet):

@@ -187,11 +187,11 @@ def directions(
         return value, slope - evaluate(problem.upper, x, y, upper)
 
     # One graph serves all three: asked for grad_y g separately, XLA would compute g's
-    # features again (docs/explanation-performance.md).
-    (value, _), pull = jax.vjp(scalars, x, y)
-    one, zero = jnp.ones_like(value), jnp.zeros_like(value)
-    _, d_y = pull((one, zero))
-    down_x, d_v = pull((zero, one))
+    # features again (docs/explanation-performance.md). Each of its two outputs is transposed
+    # by itself: a cotangent of zero for the other would be multiplied through.
+    (value, _), push = jax.linearize(scalars, x, y)
+    _, d_y = jax.linear_transpose(lambda *dz: push(*dz)[0], x, y)(jnp.ones_like(value))
+    down_x, d_v = jax.linear_transpose(lambda *dz: push(*dz)[1], x, y)(jnp.ones_like(value))
     return Point(jax.tree.map(jnp.negative, down_x), d_y, d_v)
 
 

@@ -1,7 +1,8 @@
-"""A federation, except for how messages are computed or fetched: gate, ledger and observation."""
+"""The part that all federations share: gate, ledger, anomaly detection, and compiled programs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from operator import is_not
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +39,6 @@ from simfbo.core.sampling import (
     as_sampler,
     everyone,
 )
-from simfbo.engines.compile_cache import TRACES
 from simfbo.engines.exchange import combined, form, run_client_step, slice_for
 from simfbo.errors import TooFewReplies, UserError, brief
 from simfbo.privacy import clipped_again
@@ -47,12 +47,53 @@ from simfbo.robust.aggregation import Aggregator, combine, needs_stack
 from simfbo.robust.anomalies import Memory, Suspicion
 
 
+class ProgramCache:
+    """The programs used last, by the structure of a method or client step and all else they need.
+
+    Its numbers are no part of the structure: they are inputs.
+
+    Attributes:
+        compiled: names of what was compiled so far, one entry per compilation.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Begin empty; hold at most so many programs."""
+        self.compiled: list[str] = []
+        self._most, self._programs = most, OrderedDict[Hashable, Any]()
+
+    def get(self, name: str, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Look a program up, and build it if need be.
+
+        Args:
+            name: of the method or client step.
+            key: its structure, and all else that the program depends on.
+            build: () -> the program.
+        """
+        if key in self._programs:
+            self._programs.move_to_end(key)
+        else:
+            built = self._programs[key] = build()
+            if built is not None and not isinstance(built, bool):
+                self.compiled.append(name)
+            if len(self._programs) > self._most:
+                self._programs.popitem(last=False)
+        return self._programs[key]
+
+    def clear(self) -> None:
+        """Forget all programs."""
+        self._programs.clear()
+
+
+PROGRAMS = ProgramCache(256)
+TRACES = ProgramCache(1024)  # abstract messages of client steps
+
+
 class Call(NamedTuple):
     """One use of `sum` or `gather`.
 
     Attributes:
         step: the client step, as a pytree.
-        payload: what each client receives.
+        payload: the message to each client.
         cohort: the clients asked.
         key: of the exchange.
         stack: whether the messages are wanted one by one.
@@ -66,21 +107,21 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the client step."""
+        """The name of the client step."""
         return self.step.__name__
 
 
 class Engine(ABC):
-    """A federation, except for how messages are computed or fetched.
+    """A federation; a subclass computes or fetches the messages (`collect`).
 
     Attributes:
         start: x0 and y0 of the run, for codecs that are relative to it; the runner sets it.
         suspicions: clients that stood out since the runner last took them.
-        observed: what later exchanges need to know of earlier ones, as JSON values; replaced, never
+        observed: facts of earlier exchanges for later ones, as JSON values; replaced, never
             changed. The runner stores it with the checkpoints.
-        client_memory: what the clients remember, with the clients as the first axis of every leaf;
-            None if they remember nothing, or elsewhere. Replaced, never changed, stored likewise.
-        memory_like: what one client remembers, abstract; None if nothing.
+        client_memory: the memory of stateful clients, which are the first axis of every leaf; None
+            if there is none, or elsewhere. Replaced, never changed, stored likewise.
+        memory_like: the memory of one client, abstract; None for stateless clients.
         holds_memory: whether `client_memory` is here.
     """
 
@@ -98,19 +139,7 @@ class Engine(ABC):
         codecs: Codecs | None = None,
         detect_anomalies: bool = False,
     ) -> None:
-        """Hold the data; by default every client takes part, with one local step.
-
-        Args:
-            data: the clients' data.
-            sampler: which clients take part in a round.
-            local_work: how much each client does.
-            gate: the rules that a reply must satisfy; by default it must be finite.
-            aggregators: how replies are combined, by channel; weighted sums by default.
-            absence: which clients fail to reply, to simulate drop-outs; none by default.
-            codecs: how messages are coded, by direction and channel; not at all by default.
-            detect_anomalies: whether clients' messages are compared, and those that stand out are
-                reported.
-        """
+        """Hold the data and the rules; see `SimulatedFederation` for the arguments."""
         _require_kinds(data, sampler, local_work, gate, codecs)
         if codecs is not None:
             require_consistent(codecs)
@@ -136,17 +165,17 @@ class Engine(ABC):
 
     @property
     def n(self) -> int:
-        """Return the number of clients."""
+        """The number of clients."""
         return self.data.n
 
     @property
     def p(self) -> np.ndarray:
-        """Return the clients' weights p_i."""
+        """The clients' weights p_i."""
         return self.data.p
 
     @property
     def draws(self) -> tuple[Sampler, Work, Absence | None]:
-        """Return what the server draws, in JAX as far as it can be."""
+        """Sampler, local work and absence, in JAX where they can be."""
         given = self.sampler, self.local_work, self.absence, self.data.p
         if len(self._draws) != 2 or any(map(is_not, self._draws[0], given)):
             sampler = as_sampler(self.sampler, self.data.p)
@@ -155,7 +184,7 @@ class Engine(ABC):
         return self._draws[1]
 
     def remember(self, method: Method, x0: PyTree, y0: PyTree) -> None:
-        """Give the clients the memory that they have before they first take part in a method."""
+        """Initialise the clients' memory for a method, and check that it allows the rules."""
         if any(rule is not None and rule.combine is not None for rule in self.aggregators):
             require_unmodified_sums(method, "an aggregator")
         up = () if self.codecs is None else self.codecs.up
@@ -170,22 +199,22 @@ class Engine(ABC):
 
     @property
     def requires_distinct(self) -> bool:
-        """Return whether no client may be sampled twice in a round."""
+        """Whether no client may be sampled twice in a round."""
         return self._distinct is not None
 
     @property
     def memory_bytes(self) -> int:
-        """Return how many bytes every client keeps for itself; they are never sent."""
+        """Bytes of the memory of each client; they are never sent."""
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self.memory_like))
 
     @property
     def data_digest(self) -> str | None:
-        """Return a digest of the clients' data; None where the data is elsewhere."""
+        """A digest of the clients' data; None where the data is elsewhere."""
         return self.data.digest
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run besides data and algorithm, by name.
+        """The settings of a run besides data and algorithm, by name.
 
         Without drop-outs and the fewest replies: a run that was starved goes on with others.
         """
@@ -208,7 +237,7 @@ class Engine(ABC):
         return found
 
     def mean_norm(self, key: jax.Array) -> float | None:
-        """Return rho where the server assigns the local work; None otherwise."""
+        """Rho where the server assigns the local work; None otherwise."""
         work = self.draws[1]
         if not work.assigned:
             return None
@@ -216,25 +245,25 @@ class Engine(ABC):
         return float(_mean_norm(keys.draw_on_host(work, key, everyone), key, self.data.p))
 
     def plan(self, key: jax.Array, ids: np.ndarray) -> LocalPlan:
-        """Return the local work of a cohort, by position."""
+        """Draw the local work of a cohort, by position."""
         plan = _planned(keys.draw_on_host(self.draws[1], key, ids), key, ids)
         return jax.tree.map(np.asarray, plan)
 
     def absent(self, key: jax.Array, ids: np.ndarray) -> np.ndarray:
-        """Return which clients of a cohort fail to reply."""
+        """Draw the clients of a cohort that fail to reply."""
         absence = keys.draw_on_host(self.draws[2], key, ids)
         return np.zeros(len(ids), bool) if absence is None else np.asarray(absence(key, ids))
 
     def sum(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
-        """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
+        """Sum w_i client_step(payload, client_i) over the cohort; see `Federation`."""
         return self._exchange(Call(as_module(client_step), payload, _on_host(cohort), key, False))
 
     def gather(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
-        """Return the cohort's messages, stacked; see `Federation`."""
+        """Stack the cohort's messages; see `Federation`."""
         return self._exchange(Call(as_module(client_step), payload, _on_host(cohort), key, True))
 
     def when(self, condition: Any, branch: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
@@ -263,7 +292,7 @@ class Engine(ABC):
         return found
 
     def settle(self, exchange: Exchange) -> None:
-        """Keep the memory of the clients whose replies count."""
+        """Update the memory of the clients whose replies count."""
         if exchange.memory is not None:
             given = self.client_memory, exchange.memory, exchange.request.ids, exchange.admitted
             self.client_memory = _kept(*given)
@@ -277,7 +306,7 @@ class Engine(ABC):
             self.observed = {**self.observed, "watch": after}
 
     def _counted(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Collect messages, count what was sent, and keep the median norm for automatic limits."""
+        """Collect messages, count their traffic, and keep the median norm for automatic limits."""
         found, exchange = self.collect(call)
         request, size = exchange.request, len(call.cohort.ids)
         silent = sum(refusal.reason.silent for refusal in exchange.refusals)
@@ -292,7 +321,7 @@ class Engine(ABC):
         return found, exchange
 
     def rules(self, client_step: str) -> Gate:
-        """Return the gate of the next exchange with a client step; its limit is a number.
+        """The gate of the next exchange with a client step; its limit is a number.
 
         The numbers of an evaluation need only be finite: a limit is for messages that are added.
         """
@@ -304,11 +333,11 @@ class Engine(ABC):
         return self.gate._replace(max_norm=gate.auto_limit(recent))
 
     def codecs_for(self, step: ClientStep) -> Codecs | None:
-        """Return how the messages of a client step are coded; some measure, and are not."""
+        """The codecs of a client step; steps that only measure have none."""
         return None if is_uncoded(step) else self.codecs
 
     def decoder(self, call: Call, like: PyTree) -> Decode | None:
-        """Return what decodes the replies to a request; None where they are not coded."""
+        """Make a function that decodes replies; None where they are not coded."""
         if (codecs := self.codecs_for(call.step)) is None:
             return None
 
@@ -321,11 +350,11 @@ class Engine(ABC):
         return decode
 
     def stacks(self, call: Call, like: PyTree) -> bool:
-        """Return whether messages are kept one by one, for the algorithm or for an aggregator."""
+        """Whether messages are kept one by one, for the algorithm or for an aggregator."""
         return call.stack or needs_stack(self.aggregators, like)
 
     def message_of(self, call: Call) -> PyTree:
-        """Return an abstract message of a client step."""
+        """Trace a client step for the shapes of its message."""
 
         def reply(step: ClientStep, payload: PyTree, client: Client) -> PyTree:
             return run_client_step(step, slice_for(payload, 0), client)[0]
@@ -340,7 +369,7 @@ class Engine(ABC):
         )
 
     def aggregated(self, call: Call, messages: list[Any], exchange: Exchange) -> PyTree:
-        """Return the weighted sum, or the stack, of messages by position; None where none counts.
+        """Combine messages by position, of which those that do not count are None.
 
         The weights of those that count are multiplied by asked / admitted.
         """
@@ -352,18 +381,18 @@ class Engine(ABC):
         return found if exchange.factor == 1 else scaled(exchange.factor, found)
 
     def request(self, call: Call, like: PyTree) -> Request:
-        """Return the next request."""
+        """Describe the next request."""
         return Request(self.ledger.total.rounds + 1, call.name, np.asarray(call.cohort.ids), like)
 
     @abstractmethod
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Return the weighted sum, or the stack, of the messages that pass the gate."""
+        """Run one exchange: combine the messages that pass the gate."""
 
 
 def exchange_of(
     report: ExchangeReport, number: int, rules: Gate, codecs: Codecs | None, memory: PyTree = None
 ) -> Exchange:
-    """Return the outcome of an exchange with clients on this machine, from its report."""
+    """Convert the report of an exchange with clients on this machine."""
     request = Request(number, report.client_step, np.asarray(report.ids), report.message.tree)
     admitted, squares = np.asarray(report.admitted), np.asarray(report.squares, float)
     replied = np.ones_like(admitted) if report.replied is None else np.asarray(report.replied)
@@ -394,13 +423,13 @@ def exchange_of(
 
 
 def code_key(key: jax.Array, ids: np.ndarray, position: int) -> jax.Array:
-    """Return the key that the message at a position of a cohort is coded with."""
+    """Derive the key that codes the message at a position of a cohort."""
     repeat = int(np.count_nonzero(ids[:position] == ids[position]))
     return keys.client_key(up_key(key), int(ids[position]), repeat)
 
 
 def estimated(encoded_bytes: np.ndarray, replied: int, down: float, computed: bool) -> EncodedBytes:
-    """Return the bytes of an exchange, of which some clients' messages were measured.
+    """Estimate the bytes of an exchange, of which some clients' messages were measured.
 
     Args:
         encoded_bytes: by position; not a number where they are unknown.
@@ -432,7 +461,7 @@ def _require_kinds(data: Any, sampler: Any, local_work: Any, gate: Any, codecs: 
 
 
 def _misfits(limit: float | Literal["auto"] | None, exchange: Exchange) -> bool:
-    """Return whether the cohort's own median says that a limit was missing, or much too small."""
+    """Whether a limit was missing, or much too small, judged by the cohort's own median."""
     median = gate.median_norm(exchange.squares)
     if isinstance(limit, float):
         return median > limit
@@ -460,7 +489,7 @@ def _mean_norm(work: Work, key: jax.Array, p: jax.Array) -> jax.Array:
 
 @jax.jit
 def _planned(work: Work, key: jax.Array, ids: jax.Array) -> LocalPlan:
-    """Return the plan with a row for each client."""
+    """Draw the local work, with a row for each client."""
     plan = work.plan(key, ids)
     if jnp.ndim(plan.tau):
         return plan

@@ -1,7 +1,7 @@
 """The slow engine for debugging, one client at a time and nothing compiled, and one that counts.
 
 `print`, breakpoints and ordinary tracebacks work inside losses and client steps, and a failure
-names the client and what it was doing.
+names the client and its step.
 """
 
 from collections.abc import Callable
@@ -39,13 +39,13 @@ class DebugFederation(Engine):
     """All clients on this machine, interpreted; the same numbers as `SimulatedFederation`.
 
     Messages pass a wire one by one, as they would between machines. Set `wire` to a function from
-    replies to replies to simulate what can happen to them on the way.
+    replies to replies to simulate failures of the transport.
     """
 
     wire: Wire = list
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Return the weighted sum, or the stack, of the replies that pass the gate."""
+        """Run one exchange: combine the replies that pass the gate."""
         ids, key, codecs = call.cohort.ids, call.key, self.codecs_for(call.step)
         plan, repeats = self.plan(key, ids), occurrences(ids)
         payload, down = call.payload, 0.0
@@ -58,7 +58,7 @@ class DebugFederation(Engine):
             kept = jax.tree.map(lambda a, i=i: a[i], self.client_memory)
             client = Client(self.data.client(i), plan[j], own, kept)
             messages[j], after[j] = _answer(call.step, slice_for(payload, j), client)
-        # From a real message: a loss may hold what only runs, and cannot be traced.
+        # From a real message: a loss may hold code that cannot be traced.
         like = next(iter(messages.values()), ())
         request = self.request(call, like)
 
@@ -88,7 +88,7 @@ class DebugFederation(Engine):
         return self.aggregated(call, found, exchange), exchange
 
     def _rows(self, after: dict[int, PyTree], size: int) -> PyTree:
-        """Return what clients remember, by position in a cohort; zeros without a reply."""
+        """Stack the memory of a cohort by position; zeros without a reply."""
         if self.client_memory is None:
             return None
         nothing = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self.client_memory)
@@ -115,12 +115,12 @@ def _answer(client_step: ClientStep, payload: PyTree, client: Client) -> tuple[P
 
 @final
 class CountingFederation(Engine):
-    """Clients that reply with zeros of the right shape: it only counts what would be sent."""
+    """Clients that reply with zeros of the right shape: only the traffic is counted."""
 
     holds_memory = False
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Return zeros shaped like the sum, or the stack, of the cohort's messages."""
+        """Count one exchange; its messages are zeros of the right shape."""
         size, like, codecs = len(call.cohort.ids), self.message_of(call), self.codecs_for(call.step)
         coded = None
         if codecs is not None:  # the bytes of normally distributed messages
@@ -136,14 +136,14 @@ class CountingFederation(Engine):
 
 
 def _normal(tree: PyTree, key: jax.Array) -> PyTree:
-    """Return a tree of normally distributed numbers."""
+    """Draw normally distributed numbers of a tree's shapes."""
     return jax.tree.map(lambda a: jax.random.normal(key, a.shape, a.dtype), tree)
 
 
 def cost(
     algorithm: Method, federation: Engine, x0: PyTree, y0: PyTree, iterations: int = 1
 ) -> Ledger:
-    """Count what iterations of an algorithm send, without any client computing anything.
+    """Count the traffic of iterations of an algorithm, without any client computing anything.
 
     Args:
         algorithm: whose cost to count.

@@ -11,7 +11,7 @@ run one client at a time.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -60,17 +60,17 @@ class Clients:
         upper: their upper samples.
         p: their weights.
         ids: their numbers, which random draws depend on.
-        sampler: which of them take part.
+        sampler: draws the clients that take part.
         work: their local work.
-        absence: which of them fail to reply; None for nobody.
+        absence: draws the clients that fail to reply; None for none.
         limit: the largest norm that passes the gate; None lets everything pass.
         start: x0 and y0, for codecs that are relative to them; else None.
         aggregators: how messages are combined, by channel.
         codecs: how messages are coded; None for not at all.
         detect: whether messages are compared.
         checks: whether every reply is checked; otherwise all are added up, and the report says
-            whether all were finite.
-        chunk: clients in a chunk; None for as many as the memory is good for.
+            whether the sum was finite.
+        chunk: clients in a chunk; None for as many as fit the cache, or an accelerator's memory.
         mesh: the devices that share the clients; None for one device.
         strategy: which steps are computed in two threads, see `uses_threads`.
     """
@@ -82,7 +82,7 @@ class Clients:
     sampler: Sampler
     work: Work
     absence: Absence | None
-    limit: Any
+    limit: Scalar | None
     start: Point[PyTree] | None
     aggregators: Point[Aggregator | None] = eqx.field(static=True)
     codecs: Codecs | None = eqx.field(static=True)
@@ -94,15 +94,11 @@ class Clients:
 
     @property
     def n(self) -> int:
-        """Return the number of clients."""
+        """The number of clients."""
         return self.p.shape[0]
 
-    def limit_of(self, step: ClientStep) -> Any:
-        """Return the largest norm of the messages of a step; those of an evaluation are finite."""
-        return np.inf if step.__name__ == EVALUATION else self.limit
-
     def uses_threads(self, cost: "Cost", size: int) -> bool:
-        """Return whether a cohort is computed in two threads rather than in one program."""
+        """Whether a cohort is computed in two threads rather than in one program."""
         large = self.strategy == "auto" and is_large(cost)
         return self.mesh is None and size > 1 and (large or self.strategy == "lanes")
 
@@ -116,13 +112,13 @@ class Rows:
         position: in the cohort.
         place: of the client among all clients.
         id: the client's number.
-        repeat: which of the client's draws this is.
+        repeat: counts the earlier positions of the same client.
         weight: of its message.
         replies: whether it replies.
         measured: whether the bytes of its coded message are computed; None for always.
         plan: its local work; None where all clients have the same.
         data: its samples; None where they are found by place.
-        memory: what it remembers.
+        memory: of a stateful client; else None.
     """
 
     position: Int[Any, "*cohort"]
@@ -140,16 +136,16 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The clients' part of an exchange: what each of them receives and does.
+    """The clients' part of an exchange.
 
     Attributes:
         step: the client step.
-        payload: what it receives, after decoding.
+        payload: after decoding.
         key: of the exchange.
         limit: the gate's.
         plan: the local work that all clients share; None where it differs.
         data: all clients' lower and upper samples.
-        rows: what differs between clients.
+        rows: the inputs that differ between clients.
         codecs: how messages are coded; None for not at all.
         detect: whether numbers of the messages are kept for comparison.
         checks: see `Clients`.
@@ -158,7 +154,7 @@ class Job:
     step: ClientStep
     payload: PyTree
     key: Key[Array, ""]
-    limit: Any
+    limit: Scalar | None
     plan: LocalPlan | None
     data: tuple[Split, Split]
     rows: Rows
@@ -175,8 +171,8 @@ class Results(NamedTuple):
         squares: squared norms of the messages, by leaf; None where they are not checked.
         admitted: which messages passed the gate; None likewise.
         up: bytes of the coded messages; None without codecs.
-        memory: what the clients remember if their messages count.
-        probes: what is compared of the messages; None where nothing is.
+        memory: of stateful clients, if their messages count.
+        probes: numbers of the messages that are compared; None where none are.
     """
 
     messages: PyTree
@@ -184,43 +180,24 @@ class Results(NamedTuple):
     admitted: Bool[Array, " cohort"] | None
     up: Float[Array, " cohort"] | None
     memory: PyTree
-    probes: Float[Any, "compared numbers"] | None
+    probes: Float[Array, "compared numbers"] | None
+
+
+Reply = tuple[PyTree, PyTree, Float[Array, ""] | None]  # message, memory, bytes
 
 
 class TracedReply(NamedTuple):
-    """How to compute the reply of one client, traced once.
+    """The reply of one client, traced once.
 
     Attributes:
-        one: (row) -> message, memory and bytes.
-        message: abstract.
+        compute: (row) -> message, memory and bytes.
+        message: an abstract message.
         cost: of a client's step.
     """
 
-    one: Callable[[Rows], tuple[PyTree, PyTree, Any]]
+    compute: Callable[[Rows], Reply]
     message: PyTree
     cost: "Cost"
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class PreparedExchange:
-    """An exchange before clients compute.
-
-    Attributes:
-        job: what clients do.
-        down: bytes of the coded payload; None without codecs.
-        work: ||a_i||_1, where messages are compared; else None.
-        payload: shapes of what each client receives.
-        aggregators: how messages are combined, by channel.
-        all_reply: whether no client can drop out.
-    """
-
-    job: Job
-    down: Any
-    work: Any
-    payload: Shapes = eqx.field(static=True)
-    aggregators: Point[Aggregator | None] = eqx.field(static=True)
-    all_reply: bool = eqx.field(static=True)
 
 
 def exchange(
@@ -231,7 +208,7 @@ def exchange(
     key: Key[Array, ""],
     memory: PyTree,
     stack: bool,
-    number: Any,
+    number: Scalar,
 ) -> tuple[PyTree, PyTree, ExchangeReport]:
     """Run a client step on a cohort.
 
@@ -240,7 +217,7 @@ def exchange(
     Args:
         clients: the clients and the rules.
         step: as a pytree, whose leaves are its numbers.
-        payload: what each client receives.
+        payload: the message to each client.
         cohort: the clients asked.
         key: of the exchange.
         memory: of all clients; None if they have none.
@@ -250,14 +227,14 @@ def exchange(
     Returns:
         The sum or stack; the memory of the cohort afterwards; the report.
     """
-    now = prepare_exchange(clients, step, payload, cohort, key, memory)
-    replies = trace_reply(now.job)
-    if clients.uses_threads(replies.cost, len(cohort.ids)):
+    job, report = prepare_exchange(clients, step, payload, cohort, key, memory)
+    reply = trace_reply(job)
+    if clients.uses_threads(reply.cost, len(cohort.ids)):
         raise NeedsHost
-    keep = stack or aggregation.needs_stack(clients.aggregators, replies.message)
-    chunk = chunk_of(clients, replies.cost, len(cohort.ids))
-    total, results = run_clients(now.job, replies, keep, chunk, clients.mesh)
-    return finish_exchange(now, cohort.ids, total, results, stack, number)
+    keep = stack or aggregation.needs_stack(clients.aggregators, reply.message)
+    chunk = chunk_of(clients, reply.cost, len(cohort.ids))
+    total, results = run_clients(job, reply, keep, chunk, clients.mesh)
+    return finish_exchange(job, report, clients.aggregators, total, results, stack, number)
 
 
 def prepare_exchange(
@@ -267,8 +244,12 @@ def prepare_exchange(
     cohort: Cohort,
     key: Key[Array, ""],
     memory: PyTree,
-) -> PreparedExchange:
-    """Draw local work and drop-outs, and code the payload; see `exchange` for the arguments."""
+) -> tuple[Job, ExchangeReport]:
+    """Draw local work and drop-outs, and code the payload; see `exchange` for the arguments.
+
+    Returns:
+        The clients' part, and the report as far as it is known before they compute.
+    """
     payload, places, size = jax.tree.map(jnp.asarray, payload), cohort.ids, len(cohort.ids)
     sent, down = Shapes.of(payload), None
     codecs = None if is_uncoded(step) else clients.codecs
@@ -278,9 +259,7 @@ def prepare_exchange(
         payload, down = coded.tree, coded.count_bytes()
     plan = clients.work.plan(key, places)
     shared, here = jnp.ndim(plan.tau) == 0, jnp.asarray(places)
-    replies = jnp.ones(size, bool)
-    if clients.absence is not None:
-        replies = ~clients.absence(key, places)
+    replied = None if clients.absence is None else ~clients.absence(key, places)
     position, data = np.arange(size, dtype=np.int32), None
     if clients.lower.is_stacked and clients.upper.is_stacked:
         complete = cohort.is_everyone(clients.n)
@@ -294,24 +273,31 @@ def prepare_exchange(
         id=clients.ids[here],
         repeat=position - jnp.searchsorted(here, here).astype(jnp.int32),
         weight=jnp.asarray(cohort.weights, jnp.result_type(float)),
-        replies=replies,
+        replies=jnp.ones(size, bool) if replied is None else replied,
         measured=None,
         plan=None if shared else jax.tree.map(jnp.asarray, plan),
         data=data,
         memory=memories.rows_of(memory, here),
     )
+    limit = np.inf if step.__name__ == EVALUATION else clients.limit
     job = Job(
-        step, payload, key, clients.limit_of(step), plan if shared else None,
-        (clients.lower, clients.upper), rows, codecs, clients.detect, clients.checks,
+        step, payload, key, limit, plan if shared else None, (clients.lower, clients.upper), rows,
+        codecs, clients.detect, clients.checks,
     )  # fmt: skip
     work = jnp.broadcast_to(jnp.asarray(plan.norm, float), size) if clients.detect else None
-    return PreparedExchange(job, down, work, sent, clients.aggregators, clients.absence is None)
+    report = ExchangeReport(
+        client_step=step.__name__, payload=sent, message=Shapes.of(()), asked=size,
+        ids=here if clients.checks else None, weights=rows.weight if clients.detect else None,
+        work=work, replied=replied, admitted=None, squares=None, finite=None, down=down, up=None,
+        probes=None, took_place=None,
+    )  # fmt: skip
+    return job, report
 
 
 def trace_reply(job: Job) -> TracedReply:
     """Trace the client step of one client, with the codec."""
 
-    def reply(row: Rows) -> tuple[PyTree, PyTree, Any]:
+    def reply(row: Rows) -> Reply:
         lower, upper = job.data if row.data is None else row.data
         if row.data is None and lower.is_stacked:
             lower, upper = jax.tree.map(lambda a: a[row.place], (lower, upper))
@@ -332,16 +318,21 @@ def trace_reply(job: Job) -> TracedReply:
     jaxpr, like = jax.make_jaxpr(reply, return_shape=True)(first)
     run, structure = jaxpr_as_fun(jaxpr), jax.tree.structure(like)
 
-    def one(row: Rows) -> tuple[PyTree, PyTree, Any]:
+    def compute(row: Rows) -> Reply:
         return jax.tree.unflatten(structure, run(*jax.tree.leaves(row)))
 
-    return TracedReply(one, like[0], cost_of(jaxpr.jaxpr))
+    return TracedReply(compute, like[0], cost_of(jaxpr.jaxpr))
 
 
 def chunk_of(clients: Clients, cost: "Cost", size: int) -> int:
-    """Return how many clients are computed side by side, so that chunks are of about one size."""
+    """Choose how many clients are computed side by side, so that chunks are of about one size."""
+    device = jax.local_devices()[0]
+    room = _WORKING_SET  # numbers that a chunk may touch
+    if device.platform != "cpu":
+        memory = (device.memory_stats() or {}).get("bytes_limit", 2**33)
+        room = int(_DEVICE_SHARE * memory / 4)
     share = size if clients.mesh is None else -(-size // clients.mesh.size)
-    room, numbers = _room(), max(1, cost.numbers)
+    numbers = max(1, cost.numbers)
     most = clients.chunk or (1 if is_large(cost) else max(1, room // numbers))
     if not clients.chunk and most > 1 and share * numbers <= _WHOLE * room:
         return share
@@ -349,36 +340,16 @@ def chunk_of(clients: Clients, cost: "Cost", size: int) -> int:
 
 
 def is_large(cost: "Cost") -> bool:
-    """Return whether clients are better computed one after the other than side by side."""
+    """Whether clients are better computed one after the other than side by side."""
     return jax.default_backend() == "cpu" and cost.operations > LARGE
 
 
-def _room() -> int:
-    """Return how many numbers a chunk may touch: the cache of a CPU, or a device's memory."""
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        return _WORKING_SET
-    limit = (device.memory_stats() or {}).get("bytes_limit", 2**33)
-    return int(_DEVICE_SHARE * limit / 4)
-
-
 def run_clients(
-    job: Job, replies: TracedReply, keep: bool, chunk: int, mesh: Mesh | None = None
+    job: Job, reply: TracedReply, keep: bool, chunk: int, mesh: Mesh | None
 ) -> tuple[PyTree, Results]:
-    """Run the clients.
-
-    Args:
-        job: what they do.
-        replies: how to compute one reply.
-        keep: keep messages one by one, rather than add them up.
-        chunk: clients computed side by side.
-        mesh: the devices that share the clients; None for one device.
-
-    Returns:
-        The weighted sum of the messages that count, () if they are kept; the results of each.
-    """
+    """Run the clients on one device, or divided between those of a mesh; see `run_in_chunks`."""
     if mesh is None:
-        return run_in_chunks(job, replies, keep, chunk)
+        return run_in_chunks(job, reply, keep, chunk)
     size = len(job.rows.position)
     extra = -size % mesh.size  # the data of all clients are padded already
 
@@ -394,7 +365,7 @@ def run_clients(
     rest = replace(job, rows=None, data=None)
     arrays, static = eqx.partition(rest, eqx.is_array)
 
-    def part(arrays: Any, rows: Rows) -> tuple[PyTree, Results]:
+    def part(arrays: PyTree, rows: Rows) -> tuple[PyTree, Results]:
         own = replace(eqx.combine(arrays, static), rows=rows)
         total, results = run_in_chunks(own, trace_reply(own), keep, chunk)
         return jax.lax.psum(total, AXIS), results
@@ -407,16 +378,16 @@ def run_clients(
 
 def run_in_chunks(
     job: Job,
-    replies: TracedReply,
+    reply: TracedReply,
     keep: bool,
     chunk: int,
-    part: tuple[Any, Any, Any] | None = None,
+    part: tuple[Int[Array, " cohort"], Int[Array, ""], Int[Array, ""]] | None = None,
 ) -> tuple[PyTree, Results]:
     """Run clients in chunks.
 
     Args:
-        job: what they do.
-        replies: how to compute one reply.
+        job: the clients' part of the exchange.
+        reply: computes one of them.
         keep: keep messages one by one, rather than add them up.
         chunk: clients computed side by side.
         part: (order, first, last) to run only the clients order[first:last], one by one, and leave
@@ -425,15 +396,15 @@ def run_in_chunks(
     Returns:
         The weighted sum of the messages that count, () if they are kept; the results of each.
     """
-    size, message = len(job.rows.position), replies.message
+    size, message = len(job.rows.position), reply.message
     probe = anomalies.probe_of(message, size) if job.detect else None
 
     def side_by_side(rows: Rows, weights: Float[Array, " chunk"]) -> tuple[PyTree, Results]:
         if chunk == 1:
-            found = replies.one(jax.tree.map(lambda a: a[0], rows))
+            found = reply.compute(jax.tree.map(lambda a: a[0], rows))
             messages, after, up = jax.tree.map(lambda a: a[None], found)
         else:
-            messages, after, up = jax.vmap(replies.one)(rows)
+            messages, after, up = jax.vmap(reply.compute)(rows)
         squares = admitted = None
         if job.checks:
             squares = jnp.where(rows.replies[:, None], jax.vmap(squared_norms)(messages), 0.0)
@@ -447,7 +418,7 @@ def run_in_chunks(
     if count == 1 and part is None:
         return side_by_side(job.rows, job.rows.weight)
 
-    def add(c: Any, carry: tuple[PyTree, Results]) -> tuple[PyTree, Results]:
+    def add(c: Int[Array, ""], carry: tuple[PyTree, Results]) -> tuple[PyTree, Results]:
         # The last chunk begins early enough to be whole; clients that it repeats weigh nothing.
         start = jnp.minimum(c * chunk, size - chunk) if part is None else part[0][c]
         rows = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, chunk), job.rows)
@@ -471,49 +442,37 @@ def run_in_chunks(
 
 
 def finish_exchange(
-    now: PreparedExchange,
-    ids: Int[Any, " cohort"],
+    job: Job,
+    report: ExchangeReport,
+    aggregators: Point[Aggregator | None],
     total: PyTree,
     results: Results,
     stack: bool,
-    number: Any,
+    number: Scalar,
 ) -> tuple[PyTree, PyTree, ExchangeReport]:
-    """Combine the messages, and report; see `exchange`."""
-    job, admitted, probes = now.job, results.admitted, results.probes
+    """Combine the messages, and complete the report; see `exchange`."""
+    admitted, probes, size = results.admitted, results.probes, report.asked
     if probes is not None:
-        probes = probes[anomalies.window(len(ids), number)]
+        probes = probes[anomalies.window(size, number)]
     factor, finite = 1.0, None
     if admitted is None:
         finite = jnp.isfinite(trees.squared_norm((total, results.messages)))
     else:
-        factor = len(ids) / jnp.maximum(1, jnp.sum(admitted)).astype(float)
+        factor = size / jnp.maximum(1, jnp.sum(admitted)).astype(float)
     kept = bool(jax.tree.leaves(results.messages))
     message = jax.tree.map(lambda a: a[0], results.messages) if kept else total
     if kept and not stack:
         weights = job.rows.weight
         if admitted is not None:
             weights = jnp.where(admitted, factor * weights, 0.0)
-        total = aggregation.combine(now.aggregators, results.messages, weights)
+        total = aggregation.combine(aggregators, results.messages, weights)
     else:
         total = results.messages if kept else total
         total = total if admitted is None else trees.scale(factor, total)
-    report = ExchangeReport(
-        client_step=job.step.__name__,
-        payload=now.payload,
-        message=Shapes.of(message),
-        asked=len(ids),
-        ids=ids if job.checks else None,
-        weights=job.rows.weight if job.detect else None,
-        work=now.work,
-        replied=None if now.all_reply else job.rows.replies,
-        admitted=admitted,
-        squares=results.squares,
-        finite=finite,
-        down=now.down,
-        up=results.up,
-        probes=probes,
-        took_place=None,
-    )
+    report = replace(
+        report, message=Shapes.of(message), admitted=admitted, squares=results.squares,
+        finite=finite, up=results.up, probes=probes,
+    )  # fmt: skip
     return total, results.memory, report
 
 
@@ -533,41 +492,31 @@ def _weighted(weights: Float[Array, " k"], rows: Float[Array, "k ..."]) -> Float
 def run_client_step(
     client_step: ClientStep, payload: PyTree, client: Client
 ) -> tuple[PyTree, PyTree]:
-    """Run a client step; return its message and the client's memory after it."""
-    reply = client_step(payload, client)
-    if not isinstance(reply, WithMemory):
-        return as_message(client_step, reply), client.memory
-    return as_message(client_step, reply.message), _as_memory(client_step, reply.memory, client)
-
-
-def _as_memory(client_step: ClientStep, found: PyTree, client: Client) -> PyTree:
-    """Return a new memory as arrays, after a check that it is shaped as the old one."""
-    new, old = jax.tree.map(jnp.asarray, found), jax.tree.map(jnp.asarray, client.memory)
-    if form(new) == form(old):
-        return new
-    step = client_step.__name__
-    if client.memory is None:
-        raise UserError(
-            f"'{step}' returns a memory, but its clients have none: declare it as "
-            "Method.client_memory, and start with `run` or `federation.remember`."
-        )
-    raise UserError(f"'{step}' returns a memory of another shape than Method.client_memory.")
-
-
-def as_message(client_step: ClientStep, reply: PyTree) -> PyTree:
-    """Return a client's message as arrays, after a check that it can be weighted and added."""
+    """Run a client step; return its message and the client's memory after it, as arrays."""
+    reply, memory, name = client_step(payload, client), client.memory, client_step.__name__
+    if isinstance(reply, WithMemory):
+        reply, memory = reply.message, jax.tree.map(jnp.asarray, reply.memory)
+        if form(memory) != form(jax.tree.map(jnp.asarray, client.memory)):
+            if client.memory is not None:
+                raise UserError(
+                    f"'{name}' returns a memory of another shape than Method.client_memory."
+                )
+            raise UserError(
+                f"'{name}' returns a memory, but its clients have none: declare it as "
+                "Method.client_memory, and start with `run` or `federation.remember`."
+            )
     message = jax.tree.map(jnp.asarray, reply)
     for leaf in jax.tree.leaves(message):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UserError(
-                f"'{client_step.__name__}' returns {leaf.dtype} numbers: return floats, which can "
-                "be weighted and added."
+                f"'{name}' returns {leaf.dtype} numbers: return floats, which can be weighted and "
+                "added."
             )
-    return message
+    return message, memory
 
 
-def form(tree: PyTree) -> PyTree:
-    """Return structure, shapes and dtypes of a tree, as a hashable value."""
+def form(tree: PyTree) -> Hashable:
+    """Structure, shapes and dtypes of a tree, as a hashable value."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(
         (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (np.shape(leaf), type(leaf))
@@ -576,7 +525,7 @@ def form(tree: PyTree) -> PyTree:
 
 
 def slice_for(payload: PyTree, position: Scalar) -> PyTree:
-    """Return what the client at a position of the cohort receives.
+    """Take the part of a payload for the client at a position of the cohort.
 
     Example:
         >>> from simfbo.core.ledger import PerClient
@@ -593,13 +542,15 @@ def slice_for(payload: PyTree, position: Scalar) -> PyTree:
 
 
 def zeros_for(size: int, stacked: bool, message: PyTree) -> PyTree:
-    """Return zeros shaped like the sum, or the stack, of `size` messages such as this."""
+    """Zeros shaped like the sum, or the stack, of `size` messages such as this."""
     first = (size,) if stacked else ()
     return jax.tree.map(lambda a: jnp.zeros(first + a.shape, a.dtype), message)
 
 
-def combined(messages: Sequence[Any], weights: np.ndarray, stacked: bool, like: PyTree) -> PyTree:
-    """Return the weighted sum, or the stack, of the messages there are; None is left out."""
+def combined(
+    messages: Sequence[PyTree], weights: Float[np.ndarray, " cohort"], stacked: bool, like: PyTree
+) -> PyTree:
+    """Add, or stack, messages by position; None counts as zeros."""
     total = zeros_for(len(messages), stacked, like)
     for j, message in enumerate(messages):
         if message is None:
@@ -622,47 +573,31 @@ class Cost(NamedTuple):
         numbers: that it writes.
     """
 
-    operations: int = 0
-    numbers: int = 0
-
-    def plus(self, other: "Cost", times: int = 1) -> "Cost":
-        """Add another cost, some number of times; space is used again."""
-        return Cost(self.operations + times * other.operations, self.numbers + other.numbers)
+    operations: int
+    numbers: int
 
 
-def cost_of(jaxpr: Any) -> Cost:
+def cost_of(jaxpr: Jaxpr) -> Cost:
     """Count the operations of a trace and the numbers that it writes."""
-    total = Cost()
+    operations = numbers = 0
     for eqn in jaxpr.eqns:
-        written = sum(
-            math.prod(var.aval.shape) for var in eqn.outvars if hasattr(var.aval, "shape")
-        )
-        inner = [cost_of(part) for part in _inside(eqn.params)]
-        if not inner:
-            total = total.plus(Cost(_operations(eqn, written), written))
-        for part in inner:
-            total = total.plus(part, eqn.params.get("length", 1))
-    return total
-
-
-def _operations(eqn: Any, written: int) -> int:
-    """Return the operations of one primitive."""
-    name = eqn.primitive.name
-    if name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape
-        return 2 * written * math.prod(shape[axis] for axis in contracted)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        features = eqn.params["dimension_numbers"].rhs_spec[0]
-        return 2 * written * math.prod(kernel) // max(1, kernel[features])
-    return written
-
-
-def _inside(params: dict[str, Any]) -> Iterator[Any]:
-    """Yield the traces that a primitive holds."""
-    for value in params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            closed = getattr(part, "jaxpr", part)
-            if hasattr(closed, "eqns"):
-                yield closed
+        shapes = [getattr(var.aval, "shape", (0,)) for var in (*eqn.invars, *eqn.outvars)]
+        written = sum(map(math.prod, shapes[len(eqn.invars) :]))
+        values = [one for given in eqn.params.values()
+                  for one in (given if isinstance(given, tuple | list) else (given,))]  # fmt: skip
+        parts = [getattr(value, "jaxpr", value) for value in values]
+        inner = [cost_of(part) for part in parts if hasattr(part, "eqns")]
+        if inner:
+            operations += eqn.params.get("length", 1) * sum(one.operations for one in inner)
+            numbers += sum(one.numbers for one in inner)  # a loop writes to the same place
+            continue
+        times = 1  # operations for each number written
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            times = 2 * math.prod(shapes[0][axis] for axis in contracted)
+        elif eqn.primitive.name == "conv_general_dilated":
+            kernel = shapes[1]
+            features = eqn.params["dimension_numbers"].rhs_spec[0]
+            times = 2 * math.prod(kernel) // max(1, kernel[features])
+        operations, numbers = operations + times * written, numbers + written
+    return Cost(operations, numbers)

@@ -10,7 +10,7 @@ it, and the runner repeats it on the host. What happened in the rounds comes out
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from simfbo.codecs.messages import REQUEST_BYTES
 from simfbo.core import keys, trees
 from simfbo.core import memory as memories
 from simfbo.core.exchange import EncodedBytes, ExchangeReport, Refusal
-from simfbo.core.federation import ClientStep, View
+from simfbo.core.federation import ClientStep, Federation
 from simfbo.core.gate import limit_of
 from simfbo.core.ledger import Ledger
 from simfbo.core.method import Method, Parts, as_module
-from simfbo.core.problem import Point, PyTree, point_of
+from simfbo.core.problem import Point, PyTree, Scalar, point_of
 from simfbo.core.sampling import Cohort
-from simfbo.engines.base import exchange_of
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS, exchange_of
 from simfbo.engines.exchange import Clients, exchange, form
 from simfbo.engines.simulated import SimulatedFederation
 from simfbo.errors import NeedsHost, UserError
@@ -44,6 +44,8 @@ _NUMBERS = 2**22  # in the reports of a call, about
 
 Measure = Callable[[dict[str, PyTree]], PyTree]
 Reports = tuple[ExchangeReport, ...]
+Count = Int[Any, ""]  # a NumPy number outside of the program, an array inside
+Program = Callable[["Inputs", Count], tuple[PyTree, Count, Array, PyTree, Reports]]
 
 
 class Inputs(NamedTuple):
@@ -59,19 +61,19 @@ class Inputs(NamedTuple):
         first: the number of the first round.
         fewest: replies that an exchange needs.
         limits: of the norms of x, y and v, to be multiplied by the square of a round's number.
-        every: rounds between two that are measured.
+        every: rounds between two whose residuals are measured.
     """
 
-    numbers: tuple[Any, ...]
+    numbers: tuple[Scalar, ...]
     clients: Clients
     state: PyTree
     memory: PyTree
-    root: jax.Array
-    number: Any
-    first: Any
-    fewest: Any
-    limits: Any
-    every: Any
+    root: Key[Array, ""]
+    number: Count
+    first: Count
+    fewest: Count
+    limits: Float[Any, " variables"]
+    every: Count
 
 
 class Outcome(NamedTuple):
@@ -81,14 +83,14 @@ class Outcome(NamedTuple):
         state: after its last round.
         done: rounds completed; fewer than asked for if the next one needs the host.
         norms: of x, y and v, as far as there are, after the last round.
-        measured: what `measure` returned, by round.
+        residuals: what `measure` returned after each round in which it was due.
         reports: of the exchanges of a round, stacked over rounds.
     """
 
     state: PyTree
     done: int
-    norms: np.ndarray
-    measured: PyTree
+    norms: Float[np.ndarray, " variables"]
+    residuals: PyTree
     reports: Reports
 
 
@@ -99,61 +101,69 @@ class Tape:
         memory: of all clients after the exchanges so far.
         number: of the next exchange.
         reports: of the exchanges so far.
+        sums: by channel, the sums that vanish at the solution (`Method.residuals`).
     """
 
     secret = False
     ledger: Ledger
     refusals: list[Refusal]
 
-    def __init__(self, clients: Clients, memory: PyTree, number: Any) -> None:
-        """Take the clients, their memory, and the number of the next exchange."""
-        self._clients, self.memory, self.number = clients, memory, number
+    def __init__(
+        self, clients: Clients, memory: PyTree, number: Count, channels: Mapping[str, str]
+    ) -> None:
+        """Begin a round, given the number of its first exchange and `Method.residuals`."""
+        self._clients, self._channels = clients, channels
+        self.memory, self.number = memory, number
         self.reports: list[ExchangeReport] = []
+        self.sums: dict[str, PyTree] = {}
 
     @property
     def n(self) -> int:
-        """Return the number of clients."""
+        """The number of clients."""
         return self._clients.n
 
     @property
-    def p(self) -> Any:
-        """Return the clients' weights p_i."""
+    def p(self) -> Float[Any, " n"]:
+        """The clients' weights p_i."""
         return self._clients.p
 
     @property
     def latest(self) -> Any:
-        """Return what is known in a trace of the latest exchange."""
+        """The latest exchange, of which only the factor is known in a trace."""
         return _Latest(self.reports[-1].factor) if self.reports else None
 
     def __getattr__(self, name: str) -> Any:
         """Raise: ledger, rejected replies and the like are known after the rounds."""
         raise NeedsHost(f"it reads federation.{name}")
 
-    def cohort(self, key: jax.Array) -> Cohort:
+    def cohort(self, key: Key[Array, ""]) -> Cohort:
         """Sample the clients that take part."""
         return self._clients.sampler(key, self._clients.p)
 
-    def mean_norm(self, key: jax.Array) -> Any:
-        """Return rho where the server assigns the local work; None otherwise."""
+    def mean_norm(self, key: Key[Array, ""]) -> Scalar | None:
+        """Rho where the server assigns the local work; None otherwise."""
         work = self._clients.work
         return work.mean_norm(key, self._clients.p) if work.assigned else None
 
     def sum(
-        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: Key[Array, ""]
     ) -> PyTree:
-        """Return sum over the cohort of w_i client_step(payload, client_i); see `Federation`."""
-        return self._exchange(client_step, payload, cohort, key, False)
+        """Sum w_i client_step(payload, client_i) over the cohort; see `Federation`."""
+        total = self._exchange(False, client_step, payload, cohort, key)
+        for channel in self._channels.get(client_step.__name__, ""):
+            self.sums[channel] = getattr(point_of(total), channel)
+        return total
 
     def gather(
-        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
+        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: Key[Array, ""]
     ) -> PyTree:
-        """Return the cohort's messages, stacked; see `Federation`."""
-        return self._exchange(client_step, payload, cohort, key, True)
+        """Stack the cohort's messages; see `Federation`."""
+        return self._exchange(True, client_step, payload, cohort, key)
 
     def _exchange(
-        self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array, stack: bool
+        self, stack: bool, step: ClientStep, payload: PyTree, cohort: Cohort, key: Key[Array, ""]
     ) -> PyTree:
-        given = as_module(client_step), payload, cohort, key, self.memory, stack, self.number
+        given = as_module(step), payload, cohort, key, self.memory, stack, self.number
         total, rows, report = exchange(self._clients, *given)
         if self.memory is not None:
             self.memory = memories.kept(self.memory, rows, cohort.ids, report.admitted)
@@ -161,19 +171,21 @@ class Tape:
         self.number = self.number + 1
         return total
 
-    def when(self, condition: Any, branch: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
+    def when(
+        self, condition: Bool[Array, ""], branch: Callable[[], PyTree], otherwise: PyTree
+    ) -> PyTree:
         """Run a branch if a condition holds; its exchanges are in the program either way."""
-        before = self.memory, self.number, self.reports
+        before = self.memory, self.number, self.reports, self.sums
 
-        def run() -> tuple[PyTree, Any, Reports]:
-            self.memory, self.number, self.reports = None, before[1], []
+        def run() -> tuple[PyTree, Count, Reports]:
+            self.memory, self.number, self.reports, self.sums = None, before[1], [], {}
             value = jax.tree.map(jnp.asarray, branch())
             return value, self.number, tuple(self.reports)
 
         try:
             closed, like = jax.make_jaxpr(run, return_shape=True)()
         finally:
-            self.memory, self.number, self.reports = before
+            self.memory, self.number, self.reports, self.sums = before
         value, _, reports = like
         if form(value) != form(otherwise := jax.tree.map(jnp.asarray, otherwise)):
             raise NeedsHost("the branch of federation.when returns another shape or dtype")
@@ -188,9 +200,9 @@ class Tape:
 
 
 class _Latest:
-    """The latest exchange in the trace of a round, of which only the factor is known."""
+    """The latest exchange in the trace of a round."""
 
-    def __init__(self, factor: Any) -> None:
+    def __init__(self, factor: Scalar) -> None:
         self.factor = factor
 
     def __getattr__(self, name: str) -> Any:
@@ -205,13 +217,20 @@ class Rounds:
     """
 
     def __init__(
-        self, engine: SimulatedFederation, method: Parts, program: Callable[..., Any], length: int
+        self, engine: SimulatedFederation, method: Parts, program: Program, length: int
     ) -> None:
         """Take the engine, the method, and the program for both."""
         self._engine, self._method, self._program, self.length = engine, method, program, length
+        self._clients: Clients | None = None  # in the latest inputs
 
     def run(
-        self, state: PyTree, root: jax.Array, first: int, count: int, limits: np.ndarray, every: int
+        self,
+        state: PyTree,
+        root: Key[Array, ""],
+        first: int,
+        count: int,
+        limits: Float[np.ndarray, " variables"],
+        every: int,
     ) -> Outcome:
         """Run the rounds first, first + 1, ...: `count`, or as many as one call allows.
 
@@ -221,87 +240,97 @@ class Rounds:
             state: the method's state.
             root: the key that those of rounds are folded from.
             first: the number of the first round.
-            count: how many.
+            count: the number of rounds.
             limits: the norms of x, y and v, before they are multiplied by the square of a round's
                 number, above which a round is left to the host.
-            every: rounds between two that are measured.
+            every: rounds between two whose residuals are measured.
         """
         engine, count = self._engine, min(count, self.length)
-        given = _inputs(engine, self._method, state, root, first, limits, every)
-        (after, memory), done, norms, notes = self._program(given, np.int32(count))
+        clients = engine.clients(limit_of(engine.gate))
+        if clients is not self._clients:  # on the device, so that no call copies them
+            inputs = _inputs(engine, self._method, state, root, every)
+            self._clients, self._inputs = clients, jax.tree.map(jnp.asarray, inputs)
+        number = np.int32(engine.ledger.total.rounds + 1)
+        given = self._inputs._replace(
+            state=state, memory=engine.client_memory, number=number, first=np.int32(first),
+            limits=limits,
+        )  # fmt: skip
+        (after, memory), done, norms, residuals, reports = self._program(given, np.int32(count))
         done = int(done)
         if keys.FAILED:
             error = keys.FAILED[0]
             keys.FAILED.clear()
             raise error
         if done < count:  # `after` is the state after a round that does not count
-            (after, memory), _, norms, _ = self._program(given, np.int32(done))
+            (after, memory), _, norms, residuals, _ = self._program(given, np.int32(done))
         if done:
             engine.client_memory = memory
-        measured, reports = jax.tree.map(lambda a: np.asarray(a)[:done], notes)
-        return Outcome(after if done else state, done, np.asarray(norms, float), measured, reports)
+        residuals = jax.tree.map(np.asarray, residuals)
+        reports = jax.tree.map(lambda a: np.asarray(a)[:done], reports)
+        return Outcome(after if done else state, done, np.asarray(norms, float), residuals, reports)
 
     def account(self, outcome: Outcome) -> Iterator[int]:
-        """Let the engine count what was sent, and look at clients that stand out.
+        """Enter the rounds of a call in the ledger; report rejected replies and anomalies.
 
         Yields:
-            The places in the call of rounds with rejected replies or compared messages, after the
-            engine has looked at them.
+            The places in the call of rounds with rejected replies or compared messages, one by one:
+            the engine holds those of the round until the next one.
         """
-        engine, done, kinds = self._engine, outcome.done, len(outcome.reports)
-        took = (
-            np.stack(
-                [
-                    np.ones(done, bool) if report.took_place is None else report.took_place
-                    for report in outcome.reports
-                ],
-                1,
-            )
-            if kinds
-            else np.ones((done, 0), bool)
-        )
-        number = engine.ledger.total.rounds + np.cumsum(took).reshape(done, kinds)
-        look = np.zeros((done, kinds), bool)
+        engine, done, reports = self._engine, outcome.done, outcome.reports
+        before = engine.ledger.total.rounds
+        for report in reports:
+            self._count(report, done)
+        compared = [engine.detect_anomalies or report.admitted is not None for report in reports]
+        if not any(compared):
+            return
+        always = np.ones(done, bool)
+        took = [always if one.took_place is None else one.took_place for one in reports]
+        took = np.stack(took, 1)
+        number = before + np.cumsum(took).reshape(took.shape)
+        look = np.zeros_like(took)
         if engine.detect_anomalies and number.size:
             look = anomalies.looks_at(number)
-        for e, report in enumerate(outcome.reports):
-            there = took[:, e]
-            if not there.any():
-                continue
+        for e, report in enumerate(reports):
             if report.admitted is not None:
                 look[:, e] |= ~report.admitted.all(1)
-            look[:, e] &= there
-            replied = report.replied
-            if replied is None:
-                replied = np.ones((done, report.asked), bool)
-            replied = replied[there]
-            coded = None
-            if report.up is not None and report.down is not None and engine.codecs is not None:
-                down = report.down[there].astype(float) + REQUEST_BYTES
-                down = replied.shape[1] * float(down.sum())
-                up = float(report.up[there].astype(float)[replied].sum())
-                coded = EncodedBytes(down, up, 0.0 if engine.codecs.exact_size else down + up)
-            engine.ledger.record(report.client_step, replied.size, int(replied.sum()),
-                                 report.payload.tree, report.message.tree, int(there.sum()),
-                                 coded)  # fmt: skip
+        look &= took
         for k in np.flatnonzero(look.any(1)).tolist():
             for e in np.flatnonzero(look[k]).tolist():
-                report = jax.tree.map(lambda a, k=k: a[k], outcome.reports[e])
+                report = jax.tree.map(lambda a, k=k: a[k], reports[e])
                 rules = engine.rules(report.client_step)
                 engine.latest = exchange_of(report, int(number[k, e]), rules, None)
                 engine.refusals += engine.latest.refusals
                 engine.observe(engine.latest)
             yield k
 
+    def _count(self, report: ExchangeReport, done: int) -> None:
+        """Enter one exchange of `done` rounds in the ledger."""
+        there = slice(None) if report.took_place is None else report.took_place
+        exchanges = done if report.took_place is None else int(report.took_place.sum())
+        asked = replies = exchanges * report.asked
+        if report.replied is not None:
+            replies = int(report.replied[there].sum())
+        coded, codecs = None, self._engine.codecs
+        if report.up is not None and report.down is not None and codecs is not None:
+            sent = report.up[there].astype(float)
+            up = float((sent if report.replied is None else sent[report.replied[there]]).sum())
+            down = report.asked * float((report.down[there].astype(float) + REQUEST_BYTES).sum())
+            coded = EncodedBytes(down, up, 0.0 if codecs.exact_size else down + up)
+        if exchanges:
+            self._engine.ledger.record(report.client_step, asked, replies, report.payload.tree,
+                                       report.message.tree, exchanges, coded)  # fmt: skip
 
-def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) -> Rounds | None:
-    """Return compiled rounds; None where rounds run one at a time on the host.
+
+def prepare(
+    method: Method, federation: Federation, state: PyTree, measure: Measure
+) -> Rounds | None:
+    """Compile rounds; None where they run one at a time on the host.
 
     Args:
-        method: whose rounds.
-        federation: on which they run.
+        method: the method.
+        federation: its federation.
         state: of the method, for its shapes.
-        measure: what to take of the residuals (`Method.residuals`) in some rounds.
+        measure: computes what is kept of the residuals (`Method.residuals`).
     """
     if not isinstance(federation, SimulatedFederation) or federation.secret:
         return None
@@ -312,9 +341,7 @@ def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) ->
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state)):
         return None  # a number of Python's, which may be anything
     parts = Parts.of(method)
-    given = _inputs(federation, parts, state, jax.random.key(0), 1, np.zeros(3), 1)
-    count = sum(z is not None for z in method.point(state))
-    given = given._replace(limits=given.limits[:count])
+    given = _inputs(federation, parts, state, jax.random.key(0), 1)
     leaves, structure = jax.tree.flatten(given)
     key = "rounds", parts.structure, structure, form(leaves), measure
     build = partial(_build, parts, given, measure)
@@ -323,15 +350,9 @@ def prepare(method: Method, federation: Any, state: PyTree, measure: Measure) ->
 
 
 def _inputs(
-    engine: SimulatedFederation,
-    method: Parts,
-    state: PyTree,
-    root: jax.Array,
-    first: int,
-    limits: np.ndarray,
-    every: int,
+    engine: SimulatedFederation, method: Parts, state: PyTree, root: Key[Array, ""], every: int
 ) -> Inputs:
-    """Return the inputs of the program; arguments as of `Rounds.run`.
+    """Inputs of the program for round 1.
 
     Where only replies that are not finite are rejected, none is checked: a round whose sum is not
     finite is repeated on the host.
@@ -339,20 +360,21 @@ def _inputs(
     clients = engine.clients(limit_of(engine.gate))
     if clients.limit == np.inf and clients.absence is None and not clients.detect:
         clients = replace(clients, checks=False)
+    norms = sum(z is not None for z in method.joined().point(state))
     return Inputs(
-        method.numbers, clients, state, engine.client_memory, root,
-        np.int32(engine.ledger.total.rounds + 1), np.int32(first),
-        np.int32(max(1, engine.gate.min_replies)), np.asarray(limits, jnp.result_type(float)),
+        method.numbers, clients, state, engine.client_memory, root, np.int32(1), np.int32(1),
+        np.int32(max(1, engine.gate.min_replies)), np.zeros(norms, jnp.result_type(float)),
         np.int32(every),
     )  # fmt: skip
 
 
-def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[..., Any], int] | None:
-    """Compile rounds of a method, and return how many one call allows; None if they cannot be."""
-    lengths: list[int] = []
+def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Program, int] | None:
+    """Compile rounds, and find out how many one call allows; None if they cannot be compiled."""
     try:
-        job = partial(_rounds, method, measure, lengths)
-        return jax.jit(job).lower(given, np.int32(1)).compile(), lengths[-1]
+        lowered = jax.jit(partial(_rounds, method, measure)).lower(given, np.int32(1))
+        *_, residuals, reports = lowered.out_info
+        rows = jax.tree.leaves((residuals, reports))
+        return lowered.compile(), rows[0].shape[0] if rows else LONGEST
     except UserError:
         raise
     except Exception as error:  # an error of the author's is raised again on the host
@@ -361,22 +383,24 @@ def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Callable[...
 
 
 def _rounds(
-    parts: Parts, measure: Measure, lengths: list[int], given: Inputs, count: jax.Array
-) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+    parts: Parts, measure: Measure, given: Inputs, count: Count
+) -> tuple[PyTree, Count, Float[Array, " variables"], PyTree, Reports]:
     """Run up to `count` rounds, until one is not as usual.
+
+    The inner loop ends with a round whose residuals are measured. So they cost nothing in all other
+    rounds, and every round is computed by the same instructions.
 
     Returns:
         The state and the clients' memory, how many rounds were as usual, the norms after the last,
-        and residuals and reports by round. `lengths` receives how many rounds there is room for.
+        and residuals and reports.
     """
     method = parts._replace(numbers=given.numbers).joined()
 
-    def one(k: jax.Array, at: PyTree) -> tuple[PyTree, jax.Array, jax.Array, PyTree]:
+    def one(k: Count, at: PyTree) -> PyTree:
         state, memory, number = at
         t = given.first + k
-        tape = Tape(given.clients, memory, number)
-        view, sums = _with_residuals(tape, method.residuals)
-        after = method.round(state, view, jax.random.fold_in(given.root, t))
+        tape = Tape(given.clients, memory, number, method.residuals)
+        after = method.round(state, tape, jax.random.fold_in(given.root, t))
         norms = norms_of(method.point(after))
         usual = jnp.all(norms <= given.limits * jnp.square(t.astype(norms.dtype)))
         for report in tape.reports:
@@ -385,13 +409,9 @@ def _rounds(
             else:
                 enough = jnp.sum(report.admitted, dtype=jnp.int32) >= given.fewest
             usual &= enough if report.took_place is None else enough | ~report.took_place
-        measured: PyTree = ()
-        if sums:
-            due, like = (t % given.every == 0) | (t == 1), jax.eval_shape(measure, sums)
-            measured = jax.lax.cond(due, measure, lambda _: trees.zeros_like(like), sums)
-        reports = jax.tree.map(jnp.asarray, tuple(tape.reports))
+        reports = tuple(replace(report, finite=None) for report in tape.reports)
         at = after, tape.memory, tape.number
-        return at, usual, norms, (measured, reports)
+        return at, usual, norms, tape.sums, jax.tree.map(jnp.asarray, reports)
 
     zero = jnp.zeros((), jnp.int32)
     start = jax.tree.map(jnp.asarray, (given.state, given.memory, given.number))
@@ -399,43 +419,45 @@ def _rounds(
     if form(start) != form(like[0]):
         raise NeedsHost("the structure, a shape or a dtype of its state changes")
     once = jaxpr_as_fun(closed)  # traced once, and not again by the loop
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(like[3]))
-    lengths.append(max(1, min(LONGEST, _NUMBERS // max(1, numbers))))
-    rows = jax.tree.map(lambda a: jnp.zeros((lengths[-1], *a.shape), a.dtype), like[3])
+    *_, sums, reports = like
+    residuals = jax.eval_shape(measure, sums) if sums else {}
+    numbers = sum(leaf.size for leaf in jax.tree.leaves((residuals, reports)))
+    length = max(1, min(LONGEST, _NUMBERS // max(1, numbers)))
+    rows = jax.tree.map(lambda a: jnp.zeros((length, *a.shape), a.dtype), (residuals, reports))
 
     def body(carry: PyTree) -> PyTree:
-        k, _, at, _, notes = carry
+        k, _, at, *_, reports = carry
         found = map(jnp.asarray, once(k, *jax.tree.leaves(at)))
-        at, usual, norms, found = jax.tree.unflatten(jax.tree.structure(like), found)
-        notes = jax.tree.map(partial(_put, k), notes, found)
-        return k + usual.astype(jnp.int32), usual, at, norms, notes
+        at, usual, norms, sums, new = jax.tree.unflatten(jax.tree.structure(like), found)
+        reports = jax.tree.map(partial(_put, k), reports, new)
+        return k + usual.astype(jnp.int32), usual, at, norms, sums, reports
 
-    carry = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), rows
-    k, _, (state, memory, _), norms, notes = jax.lax.while_loop(
-        lambda carry: (carry[0] < count) & carry[1], body, carry
+    def until_measured(carry: PyTree) -> PyTree:
+        (k, *rest), residuals, m = carry
+        t = given.first + k
+        end = jnp.where(t == 1, k + 1, k + 1 + jnp.mod(-t, given.every))
+        end = jnp.minimum(end, count)
+        inner = jax.lax.while_loop(lambda c: (c[0] < end) & c[1], body, (k, *rest))
+        if sums:
+            residuals = jax.tree.map(partial(_put, m), residuals, measure(inner[4]))
+        return inner, residuals, m + 1
+
+    first = zero, jnp.ones((), bool), start, jnp.zeros_like(given.limits), trees.zeros_like(sums)
+    (k, _, (state, memory, _), norms, _, reports), residuals, _ = jax.lax.while_loop(
+        lambda carry: (carry[0][0] < count) & carry[0][1],
+        until_measured,
+        ((*first, rows[1]), rows[0], zero),
     )
-    return (state, memory), k, norms, notes
+    return (state, memory), k, norms, residuals, reports
 
 
-def _put(k: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
-    return rows.at[k.astype(jnp.uint32)].set(row, mode="promise_in_bounds")
+def _put(k: Count, rows: Shaped[Array, "rows ..."], row: Shaped[Array, "..."]) -> Array:
+    """Replace row k; an unsigned index needs no check for negative ones."""
+    return jax.lax.dynamic_update_index_in_dim(rows, row, k.astype(jnp.uint32), 0)
 
 
-def _with_residuals(tape: Tape, channels: Any) -> tuple[Any, dict[str, PyTree]]:
-    """Return the federation, and the dictionary that its sums put residuals into."""
-    sums: dict[str, PyTree] = {}
-
-    def spy(client_step: Any, *rest: Any) -> PyTree:
-        found = tape.sum(client_step, *rest)
-        for name in channels.get(client_step.__name__, ""):
-            sums[name] = getattr(point_of(found), name)
-        return found
-
-    return View(tape, spy, tape.gather) if channels else tape, sums
-
-
-def norms_of(point: Point[PyTree]) -> jax.Array:
-    """Return the norms of the variables that a method has."""
+def norms_of(point: Point[PyTree]) -> Float[Array, " variables"]:
+    """Compute the norms of the variables that a method has."""
     variables = [z for z in point if z is not None]
     return jnp.stack([jnp.sqrt(trees.squared_norm(z)).astype(float) for z in variables])
 

@@ -28,13 +28,11 @@ from simfbo.core.local_work import LocalWork
 from simfbo.core.method import Parts
 from simfbo.core.problem import Point, PyTree
 from simfbo.core.sampling import Absence, AnySampler, Cohort
-from simfbo.engines.base import Call, Engine, exchange_of
-from simfbo.engines.compile_cache import PROGRAMS
+from simfbo.engines.base import PROGRAMS, Call, Engine, exchange_of
 from simfbo.engines.exchange import (
     AXIS,
     Clients,
     Job,
-    PreparedExchange,
     Results,
     Strategy,
     exchange,
@@ -81,11 +79,11 @@ class SimulatedFederation(Engine):
 
         Args:
             data: the clients' data.
-            sampler: which clients take part in a round.
-            local_work: how much each client does.
+            sampler: draws the clients that take part in a round.
+            local_work: the local steps of each client.
             gate: the rules that a reply must satisfy; by default it must be finite.
             aggregators: how replies are combined, by channel; weighted sums by default.
-            absence: which clients fail to reply, to simulate drop-outs; none by default.
+            absence: draws the clients that fail to reply, to simulate drop-outs; none by default.
             codecs: how messages are coded, by direction and channel; not at all by default. What
                 arrives of a message is computed to the bit; the lengths of entropy codes are
                 computed too, in lanes of two clients in every exchange, and the ledger says how
@@ -115,12 +113,12 @@ class SimulatedFederation(Engine):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run besides data and algorithm, by name."""
+        """The settings of a run besides data and algorithm, by name."""
         return {**super().settings, "strategy": self.strategy, "chunk": self.chunk,
                 "devices": 1 if self.mesh is None else self.mesh.size}  # fmt: skip
 
     def clients(self, limit: float | None) -> Clients:
-        """Return clients and rules as inputs of programs; they change only with their settings.
+        """Clients and rules as inputs of programs; a new object only after a change of settings.
 
         Args:
             limit: the largest norm of a message; None lets everything pass.
@@ -141,7 +139,7 @@ class SimulatedFederation(Engine):
         return self._clients[1]
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Return the weighted sum, or the stack, of the messages that pass the gate."""
+        """Run one exchange: combine the messages that pass the gate."""
         rules, number = self.rules(call.name), self.ledger.total.rounds + 1
         clients, ids = self.clients(limit_of(rules)), np.asarray(call.cohort.ids, np.int32)
         work, absence = keys.draw_on_host((clients.work, clients.absence), call.key, ids)
@@ -179,36 +177,35 @@ class SimulatedFederation(Engine):
         """Run an exchange in two threads."""
         clients, _, payload, ids, *rest, number = inputs
         step = Parts.of(call.step).joined()
-        now = _prepare_exchange(clients, step, payload, ids, *rest)
-        rows, codecs = now.job.rows, now.job.codecs
-        if codecs is not None and not codecs.exact_size and len(ids) > _MEASURED:
+        job, report = _prepare_exchange(clients, step, payload, ids, *rest)
+        rows = job.rows
+        if report.down is not None and not clients.codecs.exact_size and len(ids) > _MEASURED:
             present = np.flatnonzero(np.asarray(rows.replies))
             turn = (number * _MEASURED + np.arange(_MEASURED)) % max(1, len(present))
             rows = replace(
                 rows, measured=np.isin(np.arange(len(ids)), present[turn[: len(present)]])
             )
-        job = replace(now.job, step=step, data=(clients.lower, clients.upper), rows=rows)
-        sums, results = run_in_threads(job, keep)
-        own = replace(job, payload=None, data=None, rows=replace(rows, data=None, memory=None))
-        return _finish_exchange(replace(now, job=own), ids, sums, results, call.stack, number)
+        whole = replace(job, step=step, data=(clients.lower, clients.upper), rows=rows)
+        sums, results = run_in_threads(whole, keep)
+        return _finish_exchange(job, report, clients.aggregators, sums, results, call.stack, number)
 
 
 @jax.jit
 def _prepare_exchange(
     clients: Clients, step: Any, payload: PyTree, ids: Any, weights: Any, key: Any, memory: PyTree
-) -> PreparedExchange:
-    now = prepare_exchange(clients, step, payload, Cohort(ids, weights), key, memory)
-    return replace(now, job=replace(now.job, step=None, data=(None, None)))
+) -> tuple[Job, ExchangeReport]:
+    job, report = prepare_exchange(clients, step, payload, Cohort(ids, weights), key, memory)
+    return replace(job, step=None, data=None), report
 
 
-_finish_exchange = jax.jit(finish_exchange, static_argnums=4)
+_finish_exchange = jax.jit(finish_exchange, static_argnums=(2, 5))
 
 
 def run_in_threads(job: Job, keep: bool) -> tuple[PyTree, Results]:
     """Run the clients of a job in two threads; in each of them one after the other.
 
     Args:
-        job: what they do.
+        job: the clients' part of the exchange.
         keep: keep messages one by one, rather than add them up.
     """
     leaves, structure = jax.tree.flatten(job)
@@ -244,7 +241,7 @@ _ADD = jax.jit(trees.add, donate_argnums=0)
 
 
 def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.int32]:
-    """Return an order of the cohort and where to cut it, so that both lanes work equally long.
+    """Order the cohort, and divide it so that both lanes work equally long.
 
     It depends on the local work alone, so neither does the order in which messages are added. The
     absent come after the second cut.
@@ -263,7 +260,7 @@ def deal(tau: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.int32, np.
 
 
 def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split, Split]:
-    """Return lower and upper samples as programs take them.
+    """Arrange lower and upper samples as inputs of programs.
 
     They are stacked client by client, and divided between devices, if there are several; on one
     device not if that wastes space, nor for minibatches.
@@ -285,19 +282,19 @@ def _stacks_of(data: FederatedData, mesh: Mesh | None) -> tuple[Split, Split]:
 
 
 def _is_dense(part: Split) -> bool:
-    """Return whether a stack of a part, for whole batches, is hardly larger than the part."""
+    """Whether a stack of a part, for whole batches, is hardly larger than the part."""
     return part.batch_size is None and part.start.size * part.largest <= _PADDING * part.rows.size
 
 
 def _is_same(lower: Split, upper: Split) -> bool:
-    """Return whether both parts hold the same samples."""
+    """Whether both parts hold the same samples."""
     shared = lower.samples is upper.samples and lower.rows.shape == upper.rows.shape
     pairs = ((lower.rows, upper.rows), (lower.start, upper.start))
     return shared and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _mesh(devices: int | None) -> Mesh | None:
-    """Return the devices to use; None for the default one alone."""
+    """The devices to use; None for the default one alone."""
     there = jax.devices()
     if devices is not None and not 1 <= devices <= len(there):
         raise UserError(

@@ -17,7 +17,6 @@ import numpy as np
 
 from simfbo.core.data import FederatedData
 from simfbo.core.exchange import Reason
-from simfbo.engines.compile_cache import keep_compilations
 from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.flower.deployment import (
     Deployment,
@@ -34,7 +33,7 @@ from simfbo.flower.memory import MEMORY, Both, DiskStore, Leaves, Store
 from simfbo.flower.node import Node
 from simfbo.flower.transport import HELLO, Envelope, Package, Response
 from simfbo.flower.wire import BadPackage, pack, unpack
-from simfbo.runs.files import Json, write_atomic
+from simfbo.runs.files import Json, keep_compilations, write_atomic
 from simfbo.runs.history import History
 from simfbo.runs.runner import run
 

@@ -15,7 +15,7 @@ _INPUTS = "Look for NaN in the clients' data, x0 and y0"
 
 def exploded(
     names: Sequence[str],
-    norms: np.ndarray,
+    norms: Sequence[float],
     sizes: Sequence[float],
     explosion: float,
     t: int,

@@ -131,3 +131,27 @@ def lock(file: IO[bytes]) -> bool:
     except OSError:
         pass  # a file system without locks
     return True
+
+
+def keep_compilations() -> None:
+    """Keep compiled programs on disk, so that the next process starts at once."""
+    import jax  # most of what reads files does without
+
+    if folder := compilation_folder():
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def compilation_folder() -> Path | None:
+    """Return this user's folder of compiled programs; None if there is none to write to.
+
+    Then nothing is kept: programs in a folder that others can write to must not be run.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folder = root / "simfbo" / "jax"
+    try:
+        if root.is_absolute():  # it is not where there is no home folder
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if root.is_absolute() and os.access(folder, os.W_OK) else None

@@ -165,8 +165,11 @@ def run(
         display = stack.enter_context(shown(progress, algorithm.name, rounds, header["about"]))
         callbacks = _Callbacks(tuple(filter(None, (on_round, on_progress, display))), until)
         pace = Pace(algorithm, federation, seed, rounds, every, one_by_one=on_round is not None)
-        job = _Job(algorithm, algorithm.round, algorithm.point, federation, evaluate, clients,
-                   callbacks, rounds, every, log, residuals, explosion)  # fmt: skip
+        at = algorithm.point(first_state)
+        names = [name for name, z in at._asdict().items() if z is not None]
+        job = _Job(algorithm, algorithm.round, algorithm.point, algorithm.counters, names,
+                   federation, evaluate, clients, callbacks, rounds, every, log, residuals,
+                   explosion)  # fmt: skip
         interrupts = stack.enter_context(held_back())
         stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)
@@ -196,6 +199,8 @@ class _Job(NamedTuple):
     algorithm: Method
     iterate: Callable[..., Any]
     point: Callable[[Any], Point[PyTree]]
+    counters: Callable[[Any], dict[str, int]]
+    names: list[str]
     federation: Federation
     evaluate: Evaluate | None
     clients: Evaluation | None
@@ -311,8 +316,7 @@ def _advance(job: _Job, at: Progress, pace: Pace) -> tuple[Progress, Json | None
         getattr(job.federation, "client_memory", None),
     )
     latest = getattr(job.federation, "latest", None)
-    names = [name for name, _ in _variables(job, state)]
-    end = exploded(names, norms, sizes, job.explosion, t, latest)
+    end = exploded(job.names, norms.tolist(), sizes, job.explosion, t, latest)
     if end is not None:
         raise _Diverged(after, end)
     if t % job.every and t != job.rounds:
@@ -334,7 +338,7 @@ def _one(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step:
     if t:
         norms = np.asarray(_norms_of(job.point(state)), float)
     else:  # nothing is compiled for it
-        norms = np.array([trees.host_norm(z) for _, z in _variables(job, state)])
+        norms = np.array([trees.host_norm(z) for z in job.point(state) if z is not None])
     seen = job.residuals.end(t, at.residuals)
     return _Step(t, state, norms, seen, _write(job, t))
 
@@ -345,17 +349,15 @@ def _several(job: _Job, at: Progress, state: PyTree, pace: Pace) -> _Step | None
     if not t or (compiled := pace.compiled(state)) is None:
         return None
     count = pace.count(t)
-    limits = np.full(len(_variables(job, state)), np.inf)
-    if t > 1:
-        limits = job.explosion * np.asarray(at.sizes)
+    limits = job.explosion * np.asarray(at.sizes) * (1.0 if t > 1 else np.inf)
     outcome = compiled.run(state, pace.root, t, count, limits, job.residuals.every)
     if not outcome.done:
         return None
     refused, last, seen = 0, t + outcome.done - 1, at.residuals
     for k in compiled.account(outcome):
         refused += _write(job, t + k)
-    for r in filter(job.residuals.due, range(t, last + 1)):
-        found = jax.tree.map(lambda a, k=r - t: a[k], outcome.measured)
+    for place, r in enumerate(job.residuals.due_rounds(t, last)):
+        found = {name: numbers[place] for name, numbers in outcome.residuals.items()}
         seen = job.residuals.added(r, seen, found)
     return _Step(last, outcome.state, outcome.norms, seen, refused)
 
@@ -389,7 +391,7 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
     Without a pace no client is asked.
     """
     metrics = job.evaluate(job.point(at.state)) if job.evaluate else {}
-    counters = job.algorithm.counters(at.state)
+    counters = job.counters(at.state)
     if job.clients is None:
         return at, record_of(at, counters, metrics)
     engine = restored(job.federation, at)
@@ -401,9 +403,3 @@ def _evaluated(job: _Job, at: Progress, pace: Pace | None) -> tuple[Progress, Js
     at = at._replace(ledger=engine.ledger.copied(), refused=refused, observed=observed)
     job.log.add("clients", line_of(at.round, scores))
     return at, record_of(at, counters, metrics, scores.columns)
-
-
-def _variables(job: _Job, state: PyTree) -> list[tuple[str, PyTree]]:
-    """Return the names and values of the variables in a state."""
-    point = job.point(state)
-    return [(name, z) for name, z in zip(point._fields, point, strict=True) if z is not None]

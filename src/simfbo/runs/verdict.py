@@ -64,6 +64,11 @@ class Residuals:
         """Return whether the residuals of a round are taken."""
         return t % self.every == 0 or t == 1
 
+    def due_rounds(self, first: int, last: int) -> list[int]:
+        """List the rounds from `first` to `last` whose residuals are taken."""
+        multiples = range(-(-first // self.every) * self.every, last + 1, self.every)
+        return [1, *multiples] if first == 1 < self.every else list(multiples)
+
     def begin(self, t: int) -> None:
         """Begin a round."""
         self._sums.clear()
@@ -193,13 +198,14 @@ def _percent(share: float) -> str:
 
 def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json:
     """Return what was seen of a channel, with one norm more."""
-    parts = [list(numbers) for numbers in one["parts"]] if one else []
-    before = np.asarray(one["places"]) if one else np.zeros_like(places)
-    if not parts or one is None or one["part"] != part:
-        parts.append([0, 0.0, 0.0, 0.0])
-    new = [1, norm**2, float(places @ before), float(places @ places) if one else 0.0]
-    parts[-1] = [old + more for old, more in zip(parts[-1], new, strict=True)]
-    return {"part": part, "parts": parts, "places": places.tolist()}
+    if one is None:
+        return {"part": part, "parts": [[1, norm**2, 0.0, 0.0]], "places": places.tolist()}
+    new = [1, norm**2, float(places @ np.asarray(one["places"])), float(places @ places)]
+    if one["part"] != part:
+        return {"part": part, "parts": [*one["parts"], new], "places": places.tolist()}
+    *parts, last = one["parts"]
+    last = [old + more for old, more in zip(last, new, strict=True)]
+    return {"part": part, "parts": [*parts, last], "places": places.tolist()}
 
 
 @jax.jit

@@ -164,7 +164,7 @@ def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         install(Interrupts(), *TO_PROCESSES)
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
-        from simfbo.engines.compile_cache import keep_compilations
+        from simfbo.runs.files import keep_compilations
 
         keep_compilations()
         for sent in iter(todo.get, None):
