@@ -456,7 +456,8 @@ def finish_exchange(
         probes = probes[anomalies.window(size, number)]
     factor, finite = 1.0, None
     if admitted is None:
-        finite = jnp.isfinite(trees.squared_norm((total, results.messages)))
+        leaves = jax.tree.leaves((total, results.messages))
+        finite = jnp.isfinite(sum(trees.squared_norm(leaf).astype(float) for leaf in leaves))
     else:
         factor = size / jnp.maximum(1, jnp.sum(admitted)).astype(float)
     kept = bool(jax.tree.leaves(results.messages))
