@@ -1,4 +1,4 @@
-"""Who stands out among clients, and how that is said."""
+"""Suspicions about clients, and their texts."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -10,13 +10,14 @@ class Suspicion(NamedTuple):
     """Clients whose messages stood out in most of the recent exchanges.
 
     Attributes:
-        kind: "few" carry most of the sum, "refused" for their size, "opposed" to others, the
-            "same" messages, who "forgot" what it should remember, or whose are "not-finite".
-        exchange: the number of the exchange in which there was enough evidence.
+        kind: "few": they carry most of the sum; "refused": rejected for their size; "opposed":
+            against the others; "same": equal messages; "forgot": client memory is missing;
+            "not-finite".
+        exchange: the number of the exchange in which the evidence was sufficient.
         client_step: the name of its client step.
-        clients: who stood out.
-        share: their part of the sum of norms in that exchange.
-        text: the same in words.
+        clients: their numbers.
+        share: their share of the sum of norms in that exchange.
+        text: the warning.
     """
 
     kind: Kind
@@ -28,7 +29,7 @@ class Suspicion(NamedTuple):
 
 
 def text_of(kind: Kind, clients: Sequence[int], share: float) -> str:
-    """Return a suspicion in words."""
+    """Return the text of a suspicion."""
     one = len(clients) == 1
     who = f"client{'' if one else 's'} {_list(clients)}"
     if kind == "few":
@@ -52,6 +53,6 @@ def text_of(kind: Kind, clients: Sequence[int], share: float) -> str:
 
 
 def _list(clients: Sequence[int]) -> str:
-    """Return the first clients of a list, in words."""
+    """List clients, the first eight by number."""
     shown, rest = ", ".join(map(str, clients[:8])), len(clients) - 8
     return f"{shown} and {rest} more" if rest > 0 else shown
