@@ -1,4 +1,4 @@
-"""Tables and figures of what `theory` measured."""
+"""Tables and figures of the measurements in `theory`."""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -43,25 +43,25 @@ def exponent_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def exponents(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
-    """Return exponent and half-width of its 95 % interval for P and tau, by least squares of logs.
+    """Fit the exponents of P and tau, with half-widths of 95 % intervals, by least squares of logs.
 
-    A variable that does not vary has no exponent.
+    A constant variable has no exponent.
     """
     varied = [key for key in ("P", "tau") if len({cell[key] for cell in cells}) > 1]
     columns = [np.log([cell[key] for cell in cells]) for key in varied]
     design = np.stack([np.ones(len(cells)), *columns], axis=1)
     logs = np.log([cell[_MEASURED] for cell in cells])
-    found, *_ = np.linalg.lstsq(design, logs, rcond=None)
+    coefficients, *_ = np.linalg.lstsq(design, logs, rcond=None)
     freedom = len(cells) - design.shape[1]
-    variance = np.sum((logs - design @ found) ** 2) / freedom
+    variance = np.sum((logs - design @ coefficients) ** 2) / freedom
     errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))
     half = stats.t.ppf(0.975, freedom) * errors
-    return {key: (float(found[i]), float(half[i])) for i, key in enumerate(varied, 1)}
+    return {key: (float(coefficients[i]), float(half[i])) for i, key in enumerate(varied, 1)}
 
 
 def _exponents(name: str, cells: Sequence[Cell], of_P: str, of_tau: str) -> dict[str, str]:
-    found = exponents(cells)
-    shown = {key: f"{value:+.2f} ± {half:.2f}" for key, (value, half) in found.items()}
+    fits = exponents(cells)
+    shown = {key: f"{value:+.2f} ± {half:.2f}" for key, (value, half) in fits.items()}
     return {
         "exponent of": name,
         "P": shown.get("P", ""),
@@ -88,8 +88,9 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
             ax, f"P, clients of {here[0]['clients']} an exchange", heading=_KINDS[h].capitalize()
         )
         taus = list(dict.fromkeys(cell["tau"] for cell in here))
-        lines = [_line(ax, where(here, tau=tau), COLOURS[i], f"τ = {tau}")
-                 for i, tau in enumerate(taus)]  # fmt: skip
+        lines = [
+            _line(ax, where(here, tau=tau), COLOURS[i], f"τ = {tau}") for i, tau in enumerate(taus)
+        ]
         _slope(ax, here)
         labels.append(lines)
     axes[0].set_ylabel("mean of |∇Φ|²")
@@ -100,7 +101,7 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
 
 
 def _speedup(cells: Sequence[Cell]) -> str:
-    """Return the fitted powers of P and tau, where clients are alike and where they differ."""
+    """State the fitted powers of P and tau, for identical and for heterogeneous clients."""
     alike = where(cells, heterogeneity=0.0)
     differ = [c for c in where(cells, heterogeneity=1.0) if c["P"] < c["clients"]]
     return (
@@ -111,18 +112,29 @@ def _speedup(cells: Sequence[Cell]) -> str:
 
 def _powers(cells: Sequence[Cell]) -> str:
     names = {"P": "P", "tau": "τ"}
-    found = exponents(cells).items()
-    return " ".join(f"{names[key]}{f'{value:.2f}'.translate(_RAISED)}" for key, (value, _) in found)
+    fits = exponents(cells).items()
+    return " ".join(f"{names[key]}{f'{value:.2f}'.translate(_RAISED)}" for key, (value, _) in fits)
 
 
 def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Label:
     """Draw means over seeds with their standard deviations."""
-    groups = {P: [c[_MEASURED] for c in where(cells, P=P)] for P in dict.fromkeys(
-        cell["P"] for cell in cells)}  # fmt: skip
+    groups = {
+        P: [c[_MEASURED] for c in where(cells, P=P)]
+        for P in dict.fromkeys(cell["P"] for cell in cells)
+    }
     deviations = [stdev(v) if len(v) > 1 else 0 for v in groups.values()]
     means = [mean(v) for v in groups.values()]
-    ax.errorbar(list(groups), means, deviations, color=colour, marker="o", ms=4, lw=1.8,
-                capsize=2, label=label)  # fmt: skip
+    ax.errorbar(
+        list(groups),
+        means,
+        deviations,
+        color=colour,
+        marker="o",
+        ms=4,
+        lw=1.8,
+        capsize=2,
+        label=label,
+    )
     ax.set_xscale("log")
     ax.set_xticks(list(groups), [str(P) for P in groups])
     ax.set_xticks([], minor=True)
@@ -131,14 +143,14 @@ def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Labe
 
 
 def _slope(ax: Any, cells: Sequence[Cell]) -> None:
-    """Draw the slope -1/2 through the first point, to compare with."""
+    """Draw a line of slope -1/2 through the first point, for comparison."""
     sizes = np.array(sorted({cell["P"] for cell in cells}), float)
     start = mean(c[_MEASURED] for c in where(cells, P=int(sizes[0]), tau=1))
     ax.plot(sizes, start * (sizes / sizes[0]) ** -0.5, color=MUTED, ls=":", lw=1.2)
 
 
 def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return where each method ends, as a share of the distance between the two points."""
+    """Return the final distances as shares of the distance between the two points."""
     rows = []
     for method, eta in dict.fromkeys((cell["method"], cell["eta"]) for cell in cells):
         here = where(cells, method=method, eta=eta)
@@ -165,8 +177,12 @@ def draw_mismatch(cells: Sequence[Cell]) -> Figure:
         style.frame(ax, "local step size η", heading=_label(method))
         here = where(cells, method=method)
         etas = sorted({cell["eta"] for cell in here})
-        labels.append([_distances(ax, here, etas, key, text, COLOURS[i])
-                       for i, (key, text) in enumerate(_DISTANCES.items())])  # fmt: skip
+        labels.append(
+            [
+                _distances(ax, here, etas, key, text, COLOURS[i])
+                for i, (key, text) in enumerate(_DISTANCES.items())
+            ]
+        )
         ax.plot(etas, np.array(etas) / etas[-1] * 0.1, color=MUTED, ls=":", lw=1.2)
         ax.set(xscale="log", yscale="log")
         ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
@@ -191,13 +207,14 @@ def _distances(
 
 
 def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
-    """Return which point each method ends at, and how near, with the smallest local step."""
+    """State the nearest point of each method and its distance, for the smallest local step."""
     least = min(cell["eta"] for cell in cells)
     parts = []
     for method in methods:
         here = where(cells, method=method, eta=least)
-        shares = {text: 100 * mean(c[key] / c["apart"] for c in here)
-                  for key, text in _DISTANCES.items()}  # fmt: skip
+        shares = {
+            text: 100 * mean(c[key] / c["apart"] for c in here) for key, text in _DISTANCES.items()
+        }
         nearest = min(shares, key=lambda text: shares[text])
         point = nearest.removeprefix("to ")
         parts.append(f"{shares[nearest]:.1f} % away from {point} with {_label(method)}")
