@@ -134,7 +134,9 @@ def test_a_worker_ends_with_its_parent(start, tmp_path):
 def results(config, folder):
     """Return what a worker puts into its queue for a job, and whether it takes another one."""
     done = queue.Queue()
-    more = sweep._run_and_report(config.model_dump(mode="json"), folder, None, done=done, data_dir=None)
+    more = sweep._run_and_report(
+        config.model_dump(mode="json"), folder, None, done=done, data_dir=None
+    )
     return [done.get() for _ in range(done.qsize())], more
 
 

@@ -1,4 +1,4 @@
-"""The lines of a Flower run's history as they arrive: a bar in the terminal, and trackers."""
+"""The lines of a Flower run's history on arrival: a progress bar in the terminal, and trackers."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class RunBar:
         self._bar.stop()
 
     def show(self, line: Json) -> None:
-        """Show a line of the history, or which app was started."""
+        """Show a line of the history, or the digest of the started app."""
         if line["kind"] == "app":
             self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
         elif line["kind"] == "header":
@@ -65,7 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Lines:
-    """The lines of a run's history, as they arrive, for the bar and for trackers."""
+    """Passes the lines of a run's history to the progress bar and the trackers."""
 
     def __init__(self, folder: Path, tracking: Tracking, bar: RunBar) -> None:
         self._folder, self._tracking, self._bar, self._begun = folder, tracking, bar, False
@@ -75,8 +75,10 @@ class Lines:
         self._bar.show(line)
         if line["kind"] == "header" and not self._begun:
             self._begun = True
-            there = (self._folder / FILE).is_file()
-            self._tracking.begin_run(line, History.load(self._folder).records if there else ())
+            history_exists = (self._folder / FILE).is_file()
+            self._tracking.begin_run(
+                line, History.load(self._folder).records if history_exists else ()
+            )
         elif line["kind"] == "record":
             self._tracking.record(line)
             self._tracking.save()
