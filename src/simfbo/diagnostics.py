@@ -90,7 +90,8 @@ def solve_lower(
             return y
         moved = trees.subtract(y, step)
         # Near the end G is flat up to rounding, and only its gradient shows progress.
-        if not _halved(gradient, value_and_grad(x, moved)[1]):
+        slope = value_and_grad(x, moved)[1]
+        if not 4 * trees.squared_norm(slope) <= trees.squared_norm(gradient):
             moved = _backtrack(lower, x, y, value, gradient, step)
         if moved is None:
             return y
@@ -258,10 +259,6 @@ def _require_rounding(value: jax.Array, gradient: PyTree) -> None:
     small = jnp.sqrt(jnp.finfo(value.dtype).eps) * (1 + jnp.abs(value))
     if not trees.squared_norm(gradient) <= small**2:
         raise UserError("The lower problem has no minimum here: is g strongly convex in y?")
-
-
-def _halved(before: PyTree, after: PyTree) -> bool:
-    return bool(4 * trees.squared_norm(after) <= trees.squared_norm(before))
 
 
 def _distance(a: PyTree, b: PyTree) -> float:

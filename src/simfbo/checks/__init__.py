@@ -117,7 +117,7 @@ def check_codec(codec: Codec) -> dict[str, float]:
 
 
 def remembers(factory: Factory) -> bool:
-    """Whether an algorithm has stateful clients."""
+    """Check whether an algorithm has stateful clients."""
     return factory(small_task().problem, GAMMA, GAMMA).has_memory
 
 

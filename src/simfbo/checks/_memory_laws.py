@@ -94,11 +94,11 @@ def _gap_of_clients(before: PyTree, after: PyTree, clients: list[int]) -> float:
 MEMORY_LAWS = (
     Law(
         "asked",
-        "only clients that are asked change what they remember",
+        "only sampled clients change their memory",
         memory_moves_when_asked,
         0.0,
     ),
-    Law("refused", "a refused reply leaves the memory as it was", refused_changes_nothing, 0.0),
+    Law("refused", "a rejected reply leaves the memory unchanged", refused_changes_nothing, 0.0),
     Law("order", "how clients are numbered must not matter", order_does_not_matter, 1e-12),
-    Law("resumed", "state and memory must be all that a run goes on from", resumes_exactly, 0.0),
+    Law("resumed", "a run resumed from state and memory must not differ", resumes_exactly, 0.0),
 )

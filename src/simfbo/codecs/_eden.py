@@ -63,7 +63,8 @@ def eden(bits: int) -> Codec:
     def quantise(leaf: jax.Array, key: jax.Array) -> Any:
         if leaf.size < _FEWEST:
             return leaf
-        z = _blocks(leaf.reshape(-1))
+        count, length = _layout(leaf.size)
+        z = jnp.pad(leaf.reshape(-1), (0, count * length - leaf.size)).reshape(count, length)
         unit = power_of_two(jnp.max(jnp.abs(z), 1))[:, None]
         z = z / unit
         first, second = _signs(key, z.shape)
@@ -127,12 +128,6 @@ def _layout(count: int) -> tuple[int, int]:
     """Return the number and size of blocks; the size is a power of two, the last may be padded."""
     size = min(_BLOCK, 1 << max(0, count - 1).bit_length())
     return -(-count // size), size
-
-
-def _blocks(flat: jax.Array) -> jax.Array:
-    """Split an array into blocks, padded with zeros."""
-    blocks, size = _layout(len(flat))
-    return jnp.pad(flat, (0, blocks * size - len(flat))).reshape(blocks, size)
 
 
 def _signs(key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:

@@ -72,8 +72,8 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
             return other.quantise(leaf, key)
         shape, size = _matrix(leaf.shape), root_mean_square(leaf)
         matrix = leaf.reshape(shape) / one_if_zero(size)
-        bits = factors(jnp.where(jnp.isfinite(matrix), matrix, 0.0), rank)
-        left, right, values = jax.lax.optimization_barrier(bits)
+        decomposition = factors(jnp.where(jnp.isfinite(matrix), matrix, 0.0), rank)
+        left, right, values = jax.lax.optimization_barrier(decomposition)
         noise = step * step / 12 * math.sqrt(shape[0] * shape[1])
         components = jnp.maximum(1, jnp.sum((values > noise).astype(jnp.int32)))
         components = jnp.where(size > 0, components, 0).astype(jnp.int32)
@@ -103,8 +103,8 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
             return other.size(leaf, symbols, key)
         u, w = _dithers(key, _matrix(leaf.shape), rank)
         left = _factor_bytes(symbols.left, u, symbols.rank, ranged)
-        bits = left + _factor_bytes(symbols.right, w, symbols.rank, ranged)
-        return jnp.where(symbols.scale > 0, (8 if ranged else 6) + bits, 6 if ranged else 5)
+        coded_bytes = left + _factor_bytes(symbols.right, w, symbols.rank, ranged)
+        return jnp.where(symbols.scale > 0, (8 if ranged else 6) + coded_bytes, 6 if ranged else 5)
 
     def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
         if is_small(leaf.shape):
@@ -121,7 +121,7 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
         if is_small(shape):
             return other.unpack(data, key, shape)
         source, table = Reader(data), _matrix(shape)
-        bits = [np.zeros((length, rank), np.int32) for length in table]
+        factor_symbols = [np.zeros((length, rank), np.int32) for length in table]
         size, components = source.float32(), 0
         if not 0 <= size < np.inf:
             raise BadMessage("a step that cannot be")
@@ -129,10 +129,10 @@ def _built(rank: int, step: float, ranged: bool, share: float) -> Codec:
             components = source.whole()
             if not 0 < components <= rank:
                 raise BadMessage("a rank that cannot be")
-            for rows, noise in zip(bits, _DITHERS(key, table, rank), strict=True):
+            for rows, noise in zip(factor_symbols, _DITHERS(key, table, rank), strict=True):
                 rows[:, :components] = _read(source, np.asarray(noise)[:, :components])
         source.finish()
-        return Factors(size, np.int32(components), *bits)
+        return Factors(size, np.int32(components), *factor_symbols)
 
     name = f"lowrank({rank}, {step:g})"
     return Codec(

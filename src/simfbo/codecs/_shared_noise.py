@@ -60,8 +60,8 @@ def root_mean_square(leaf: jax.Array) -> jax.Array:
     def add(k: jax.Array, lanes: jax.Array) -> jax.Array:
         return lanes + square(jax.lax.dynamic_slice_in_dim(flat, k * width, width))
 
-    rest = flat[count * width :]
-    lanes = square(jnp.pad(rest, (0, width - len(rest))))
+    remainder = flat[count * width :]
+    lanes = square(jnp.pad(remainder, (0, width - len(remainder))))
     lanes = jax.lax.fori_loop(0, count, add, lanes) if count else lanes
     # Behind a barrier: otherwise it is recomputed for every number that is divided by it.
     total = jax.lax.optimization_barrier(ordered_sum(lanes))

@@ -21,7 +21,7 @@ class CodecLaw(NamedTuple):
 
     Attributes:
         name: of the law.
-        says: what it demands.
+        says: the requirement.
         measure: (codec) -> the number measured.
         limit: the largest number that obeys the law.
     """
@@ -150,7 +150,7 @@ def crashes(codec: Codec) -> float:
 
 
 def survives(codec: Codec, data: bytes, key: jax.Array, like: Any) -> bool:
-    """Whether bytes are decoded to an array of the right shape, or rejected."""
+    """Check whether bytes are decoded to an array of the right shape, or rejected."""
     try:
         decoded = codec.decode(data, key, like)
     except BadMessage:
@@ -208,10 +208,10 @@ CODEC_LAWS = (
     CodecLaw("unbiased", "The mean over keys is the message, to 3 standard errors.", bias, 3.0),
     CodecLaw("variance", "The relative variance is as stated, to 2 %.", variance_gap, 0.02),
     CodecLaw("scale", "Relative errors do not depend on units.", scale_gap, 1e-3),
-    CodecLaw("twin", "What a simulation computes is decode(encode), to the bit.", twin_gap, 0.0),
+    CodecLaw("twin", "The simulated message equals decode(encode) to the bit.", twin_gap, 0.0),
     CodecLaw("size", "Computed sizes are right: to 0.5 %, exactly if so stated.", size_gap, 0.005),
     CodecLaw("small", "A message has at most 64 bytes more than as float32.", excess, 64.0),
     CodecLaw("identity", "A codec of variance zero changes no bit.", identity_gap, 0.0),
-    CodecLaw("not finite", "What is not finite arrives as not finite.", infinity_gap, 0.0),
-    CodecLaw("hostile", "Mutated messages are refused, or decoded to some array.", crashes, 0.0),
+    CodecLaw("not finite", "Messages that are not finite stay so.", infinity_gap, 0.0),
+    CodecLaw("hostile", "Mutated messages are rejected, or decoded to some array.", crashes, 0.0),
 )

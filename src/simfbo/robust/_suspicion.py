@@ -30,29 +30,29 @@ class Suspicion(NamedTuple):
 
 def text_of(kind: Kind, clients: Sequence[int], share: float) -> str:
     """Return the text of a suspicion."""
-    one = len(clients) == 1
-    who = f"client{'' if one else 's'} {_list(clients)}"
+    single = len(clients) == 1
+    names = f"client{'' if single else 's'} {_list(clients)}"
     if kind == "few":
-        what = f"send{'s' * one} {100 * share:.0f} % of the norm"
-        return f"{who} {what}: use an aggregator or a gate limit"
+        what = f"send{'s' * single} {100 * share:.0f} % of the norm"
+        return f"{names} {what}: use an aggregator or a gate limit"
     if kind == "refused":
-        what = f"exceed{'s' * one} the gate's limit in most exchanges"
-        return f"{who} {what}: they may be hostile, or the limit too small"
+        what = f"exceed{'s' * single} the gate's limit in most exchanges"
+        return f"{names} {what}: they may be hostile, or the limit too small"
     if kind == "not-finite":
-        what = "a message that is" if one else "messages that are"
+        what = "a message that is" if single else "messages that are"
         return (
-            f"{who} sent {what} not finite and not counted: if {'its' if one else 'their'} data "
-            "hold NaN or infinite numbers, clean or drop those rows"
+            f"{names} sent {what} not finite and not counted: if {'its' if single else 'their'} "
+            "data hold NaN or infinite numbers, clean or drop those rows"
         )
     if kind == "same":
-        return f"{who} send the same messages: they may be copies, or work together"
+        return f"{names} send the same messages: they may be copies, or work together"
     return (
-        f"{who} point{'s' * one} against other clients in most exchanges: one of them may be "
+        f"{names} point{'s' * single} against other clients in most exchanges: one of them may be "
         "hostile, or their data contradict each other"
     )
 
 
 def _list(clients: Sequence[int]) -> str:
     """List clients, the first eight by number."""
-    shown, rest = ", ".join(map(str, clients[:8])), len(clients) - 8
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    shown, others = ", ".join(map(str, clients[:8])), len(clients) - 8
+    return f"{shown} and {others} more" if others > 0 else shown

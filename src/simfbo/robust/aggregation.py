@@ -152,7 +152,7 @@ def centred_clipping(radius: float | None = None, iterations: int = 8) -> Aggreg
 
 
 def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
-    """Whether messages of this structure must be kept client by client."""
+    """Check whether messages of this structure must be kept client by client."""
     channels = set(map(channel, _paths(message)))
     return any(_rule(aggregators, name) is not None for name in channels)
 

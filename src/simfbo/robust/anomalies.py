@@ -126,7 +126,7 @@ def window_start(clients: int, number: Any) -> Any:
 
 
 def looks_at(number: Any) -> Any:
-    """Whether the exchange of this number, or each of these numbers, is checked.
+    """Check whether the exchange of this number, or each of these numbers, is checked.
 
     Example:
         >>> [number for number in range(30, 60) if looks_at(number)]
@@ -278,8 +278,8 @@ def _against_each_other(cosines: np.ndarray, carried: np.ndarray) -> np.ndarray:
     sum and must balance near a solution. In large cohorts some honest pair always contradicts each
     other.
     """
-    both = carried[:, None] + carried[None, :]
-    count = ((cosines < OPPOSED) & (2 * both < carried.sum())).sum(1)
+    pair_norms = carried[:, None] + carried[None, :]
+    count = ((cosines < OPPOSED) & (2 * pair_norms < carried.sum())).sum(1)
     often = np.flatnonzero((count > 0) & (2 * count >= count.max()))
     is_small_minority = len(count) <= SMALL and 3 * (count > 0).sum() <= 2 * len(count)
     return often if is_small_minority else often[:0]
@@ -317,7 +317,7 @@ def _median(values: np.ndarray) -> float:
 
 
 def _close(rows: np.ndarray) -> bool:
-    """Whether two norms are so close that the rows may be equal; a cheap first test."""
+    """Check whether two norms are so close that the rows may be equal; a cheap first test."""
     norms = np.sort(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
     return bool((np.diff(norms) <= 2 * EQUAL * norms[1:]).any())
 
@@ -366,5 +366,5 @@ def _report(count: Memory, seen: dict[str, int]) -> tuple[Memory, list[int]]:
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two lists of clients have at least half of their members in common."""
+    """Check whether two lists of clients have at least half of their members in common."""
     return 2 * len({*a} & {*b}) >= len({*a} | {*b})
