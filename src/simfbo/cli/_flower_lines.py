@@ -1,7 +1,6 @@
 """The lines of a Flower run's history on arrival: a progress bar in the terminal, and trackers."""
 
 from pathlib import Path
-from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -50,7 +49,9 @@ class RunBar:
             self._bar.update(self._task, total=line["rounds"])
         elif line["kind"] == "record":
             metrics = {name: value for name, value in line.items() if name not in self._hidden}
-            numbers = [f"{name} {v:.4g}" for name, v in metrics.items() if _is_number(v)]
+            numbers = [
+                f"{name} {v:.4g}" for name, v in metrics.items() if isinstance(v, int | float)
+            ]
             shown = ", ".join(numbers[:_SHOWN])
             self._bar.update(self._task, completed=line["round"], description=shown or "training")
         elif line["kind"] == "refusal":
@@ -58,10 +59,6 @@ class RunBar:
             self._bar.console.print(text, markup=False)
         elif line["kind"] == "warning":
             self._bar.console.print(f"iteration {line['round']}: {line['text']}", markup=False)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 class Lines:

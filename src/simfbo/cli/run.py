@@ -273,15 +273,11 @@ def _exit_code(history: History, directory: Path | None = None) -> int:
             "simfbo tune.",
             file=sys.stderr,
         )
-    if status in ("interrupted", "starved") and not _is_rehearsal(history):
+    # With `gate.drop_out` the same replies would be missing again.
+    starves_again = status == "starved" and history.header["config"]["gate"]["drop_out"] > 0
+    if status in ("interrupted", "starved") and not starves_again:
         print(f"simfbo: resume with: simfbo run --resume {directory}", file=sys.stderr)
     return {"finished": 0, "interrupted": 130}.get(str(status), 1)
-
-
-def _is_rehearsal(history: History) -> bool:
-    """Whether replies are missing because of `gate.drop_out`, and would be again."""
-    starved = (history.end or {}).get("status") == "starved"
-    return starved and history.header["config"]["gate"]["drop_out"] > 0
 
 
 def _load_history(directory: Path) -> History:

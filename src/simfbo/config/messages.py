@@ -91,8 +91,8 @@ def _keys(model: type[BaseModel], models: Models, path: Key = ()) -> Iterator[Ke
     for name, field in model.model_fields.items():
         yield (*path, name)
         chosen = [models[name]] if not path and name in models else models_in(field.annotation)
-        found = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
-        yield from sorted(found)
+        inner_keys = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
+        yield from sorted(inner_keys)
 
 
 def models_in(annotation: object) -> Iterator[type[BaseModel]]:

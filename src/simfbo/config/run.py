@@ -182,7 +182,7 @@ class RunConfig(Strict):
 
 
 def _has_server_steps(model: type[Strict]) -> bool:
-    """Whether a method's settings hold server step sizes for x, y and v."""
+    """Check whether a method's settings hold server step sizes for x, y and v."""
     field = model.model_fields.get("server")
     return field is not None and field.annotation == StepSizes | None
 

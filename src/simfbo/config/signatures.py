@@ -135,7 +135,7 @@ def _checked(hint: Any) -> Any:
 
 
 def _is_plain(kind: Any, default: Any) -> bool:
-    """Whether values of a type can be written to a file and read again."""
+    """Check whether values of a type can be written to a file and read again."""
     try:
         adapter = TypeAdapter(kind, config=Strict.model_config)
         adapter.validate_python(adapter.dump_python(default, mode="json"))

@@ -148,10 +148,10 @@ def status(data_dir: Path | None = None) -> tuple[Status, ...]:
 
 def _status(dataset: Dataset[Any], folder: Path) -> Status:
     """Return the status of one downloadable dataset."""
-    found = cache.find(dataset, folder)
-    ready = len(found.files) == len(dataset.files)
+    cached = cache.find(dataset, folder)
+    ready = len(cached.files) == len(dataset.files)
     packages = ", ".join(f"{source.package} ({source.client})" for source in dataset.sources)
-    return Status(dataset.name, ready, str(found.folder), dataset.licence, packages)
+    return Status(dataset.name, ready, str(cached.folder), dataset.licence, packages)
 
 
 def _unknown(name: str, kind: str, names: tuple[str, ...]) -> str:

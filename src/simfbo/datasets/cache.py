@@ -75,13 +75,13 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
     Raises:
         UserError: If a file is missing or damaged and cannot be downloaded.
     """
-    found = find(dataset, folder)
-    missing = dataset.files.keys() - found.files.keys()
+    cached = find(dataset, folder)
+    missing = dataset.files.keys() - cached.files.keys()
     if not missing:
-        return found.files
+        return cached.files
     if offline:
-        raise UserError(_offline_sentence(dataset, folder, found.damaged))
-    for path in found.damaged:
+        raise UserError(_offline_sentence(dataset, folder, cached.damaged))
+    for path in cached.damaged:
         warnings.warn(f"{path} is not {dataset.title}'s original: downloading it", stacklevel=3)
     target = folder / dataset.name
     # Before the download, so that a folder without write permission fails at once.
@@ -91,7 +91,7 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
     with _usable(dataset, folder):
         for name in missing:
             _store(target / name, fetched[name])
-    return found.files | {name: fetched[name] for name in missing}
+    return cached.files | {name: fetched[name] for name in missing}
 
 
 @contextlib.contextmanager
@@ -108,7 +108,7 @@ def _usable(dataset: Dataset[Any], folder: Path) -> Generator[None]:
 
 
 def intact(data: bytes, digest: str) -> bool:
-    """Whether data has the digest, given as `algorithm:hexadecimal`."""
+    """Check whether data has the digest, given as `algorithm:hexadecimal`."""
     algorithm, expected = digest.split(":")
     return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest() == expected
 

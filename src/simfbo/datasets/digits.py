@@ -16,7 +16,7 @@ _EVERY = 5
 
 
 def available() -> bool:
-    """Whether scikit-learn is installed, without importing it."""
+    """Check whether scikit-learn is installed, without importing it."""
     return importlib.util.find_spec("sklearn") is not None
 
 

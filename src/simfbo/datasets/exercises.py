@@ -85,7 +85,10 @@ def recordings(data: bytes) -> list[Recording]:
     # Arms in the order of people, left before right.
     clients = np.unique(2 * people + sides.astype(np.int64), return_inverse=True)[1]
     motions = map(records.array, table["X"])
-    return [Recording(*one) for one in zip(motions, labels.tolist(), clients.tolist(), strict=True)]
+    return [
+        Recording(*fields)
+        for fields in zip(motions, labels.tolist(), clients.tolist(), strict=True)
+    ]
 
 
 def images(motion: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -47,18 +47,13 @@ def kept(cells: Sequence[Cell], file: Path) -> dict[int, Cell]:
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     done = {}
     for line in filter(None, map(_parse, text.splitlines())):
-        matches = [i for i, cell in enumerate(cells) if _extends(line, cell)]
+        matches = [i for i, cell in enumerate(cells) if line.items() > cell.items()]
         if not matches:
             raise UserError(
                 f"{file} holds results of other settings: choose another output folder."
             )
         done[matches[0]] = line
     return done
-
-
-def _extends(line: Cell, cell: Cell) -> bool:
-    """Whether a line has a cell's settings, and results."""
-    return line.items() > cell.items()
 
 
 def _parse(line: str) -> Cell | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from simfbo.config.run import RunConfig, checked
+from simfbo.config.run import checked
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import Part
 from simfbo.runs.files import folder_names, make_folder
@@ -98,19 +98,15 @@ def _result(job: Job, folder: Path) -> Path:
 
 
 def _is_kept(job: Job, folder: Path) -> bool:
-    """Whether results/ holds a run; raise if it holds another one, or an incomplete one."""
+    """Check whether results/ holds a run; raise if it holds another one, or an incomplete one."""
     path = _result(job, folder)
     if not path.exists():
         return False
     history = History.load(path)
-    if "config" not in history.header or _normal(history) != job.config:
+    # Settings added since the history was written have their defaults.
+    if "config" not in history.header or checked(history.header["config"], {}) != job.config:
         raise UserError(f"{path} holds a run with other settings: choose another output folder.")
     if not history.records or (history.end or {}).get("status") not in ENDED:
         raise UserError(f"{path} is incomplete: delete it to run it again.")
     shutil.rmtree(job.directory, ignore_errors=True)  # left by a crash
     return True
-
-
-def _normal(history: History) -> RunConfig:
-    """Return a history's settings, with defaults for settings added later."""
-    return checked(history.header["config"], {})

@@ -22,9 +22,9 @@ def speedup_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the mean over seeds for every P, a column per tau."""
     rows = []
     for h, P in dict.fromkeys((cell["heterogeneity"], cell["P"]) for cell in cells):
-        here = where(cells, heterogeneity=h, P=P)
-        taus = dict.fromkeys(cell["tau"] for cell in here)
-        values = {tau: [c[_MEASURED] for c in where(here, tau=tau)] for tau in taus}
+        selected = where(cells, heterogeneity=h, P=P)
+        taus = dict.fromkeys(cell["tau"] for cell in selected)
+        values = {tau: [c[_MEASURED] for c in where(selected, tau=tau)] for tau in taus}
         means = {f"τ = {tau}": _spread(values[tau]) for tau in taus}
         rows.append({"": _KINDS[h], "P": str(P), **means})
     return rows
@@ -34,10 +34,15 @@ def exponent_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the exponents of P and tau, with 95 % intervals, next to Theorem 1's."""
     n = cells[0]["clients"]
     alike, differ = where(cells, heterogeneity=0.0), where(cells, heterogeneity=1.0)
-    some = [cell for cell in differ if cell["P"] < n]
+    sampled = [cell for cell in differ if cell["P"] < n]
     return [
         _exponents("clients alike", alike, "−1/2", "−1/2"),  # noqa: RUF001
-        _exponents(f"clients that differ, P < {n}", some, "−1/2", "1/2 (sampling), −1/2 (noise)"),  # noqa: RUF001
+        _exponents(
+            f"clients that differ, P < {n}",
+            sampled,
+            "−1/2",  # noqa: RUF001
+            "1/2 (sampling), −1/2 (noise)",  # noqa: RUF001
+        ),
         _exponents(f"clients that differ, all {n}", where(differ, P=n), "", "−1/2"),  # noqa: RUF001
     ]
 
@@ -83,15 +88,18 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
     )
     labels: list[list[style.Label]] = []
     for ax, h in zip(axes, kinds, strict=True):
-        here = where(cells, heterogeneity=h)
+        selected = where(cells, heterogeneity=h)
         style.frame(
-            ax, f"P, clients of {here[0]['clients']} an exchange", heading=_KINDS[h].capitalize()
+            ax,
+            f"P, clients of {selected[0]['clients']} an exchange",
+            heading=_KINDS[h].capitalize(),
         )
-        taus = list(dict.fromkeys(cell["tau"] for cell in here))
+        taus = list(dict.fromkeys(cell["tau"] for cell in selected))
         lines = [
-            _line(ax, where(here, tau=tau), COLOURS[i], f"τ = {tau}") for i, tau in enumerate(taus)
+            _line(ax, where(selected, tau=tau), COLOURS[i], f"τ = {tau}")
+            for i, tau in enumerate(taus)
         ]
-        _slope(ax, here)
+        _slope(ax, selected)
         labels.append(lines)
     axes[0].set_ylabel("mean of |∇Φ|²")
     style.numbers(axes[0].yaxis, (1, 2, 5))
@@ -153,12 +161,14 @@ def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the final distances as shares of the distance between the two points."""
     rows = []
     for method, eta in dict.fromkeys((cell["method"], cell["eta"]) for cell in cells):
-        here = where(cells, method=method, eta=eta)
+        selected = where(cells, method=method, eta=eta)
         shares = {
-            f"{text}, %": _spread([100 * cell[key] / cell["apart"] for cell in here], "{:.1f}")
+            f"{text}, %": _spread([100 * cell[key] / cell["apart"] for cell in selected], "{:.1f}")
             for key, text in _DISTANCES.items()
         }
-        rows.append({"method": _label(method), "η": f"{eta:g}", **shares, "seeds": str(len(here))})
+        rows.append(
+            {"method": _label(method), "η": f"{eta:g}", **shares, "seeds": str(len(selected))}
+        )
     return rows
 
 
@@ -175,11 +185,11 @@ def draw_mismatch(cells: Sequence[Cell]) -> Figure:
     labels: list[list[style.Label]] = []
     for ax, method in zip(axes, methods, strict=True):
         style.frame(ax, "local step size η", heading=_label(method))
-        here = where(cells, method=method)
-        etas = sorted({cell["eta"] for cell in here})
+        selected = where(cells, method=method)
+        etas = sorted({cell["eta"] for cell in selected})
         labels.append(
             [
-                _distances(ax, here, etas, key, text, COLOURS[i])
+                _distances(ax, selected, etas, key, text, COLOURS[i])
                 for i, (key, text) in enumerate(_DISTANCES.items())
             ]
         )
@@ -211,9 +221,10 @@ def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
     least = min(cell["eta"] for cell in cells)
     parts = []
     for method in methods:
-        here = where(cells, method=method, eta=least)
+        selected = where(cells, method=method, eta=least)
         shares = {
-            text: 100 * mean(c[key] / c["apart"] for c in here) for key, text in _DISTANCES.items()
+            text: 100 * mean(c[key] / c["apart"] for c in selected)
+            for key, text in _DISTANCES.items()
         }
         nearest = min(shares, key=lambda text: shares[text])
         point = nearest.removeprefix("to ")

@@ -51,10 +51,12 @@ def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dic
     shared = copied(tree)
     methods = shared.pop("methods", None)
     if methods is None:
+        if names:
+            algorithms = [METHODS.known(name) for name in names]
+        else:
+            algorithms = [method.name for method in METHODS.usable() if not method.private]
         # Names become folders, which must not contain a colon.
-        methods = {
-            name.replace(":", "-"): {"algorithm": {"name": name}} for name in _registered(names)
-        }
+        methods = {name.replace(":", "-"): {"algorithm": {"name": name}} for name in algorithms}
         names = list(methods)
     if not isinstance(methods, dict) or not methods:
         raise UserError("'methods' must hold a table per method, for example [methods.fednest].")
@@ -83,13 +85,6 @@ def caveat(methods: Mapping[str, RunConfig]) -> str:
         if METHODS.find(config.algorithm.name).from_abstract or config.steps == "tuning-free"
     ]
     return f"{', '.join(from_abstracts)}: our reading of the abstract." if from_abstracts else ""
-
-
-def _registered(names: Sequence[str] | None) -> list[str]:
-    """Return registered spellings; by default, of all methods without a personal lower level."""
-    if names:
-        return [METHODS.known(name) for name in names]
-    return [method.name for method in METHODS.usable() if not method.private]
 
 
 def checked_seeds(value: Any) -> list[int]:
@@ -158,14 +153,13 @@ def equal(methods: Mapping[str, RunConfig], costs: Mapping[str, float]) -> dict[
     Returns:
         The plan with new numbers of iterations, and evaluations at the same costs.
     """
-    least = min(costs.values())
-    return {name: _shortened(config, least / costs[name]) for name, config in methods.items()}
-
-
-def _shortened(config: RunConfig, share: float) -> RunConfig:
-    """Scale the number of iterations, and of those between evaluations."""
-    every = config.every and max(1, round(share * config.every))
-    return config.model_copy(update={"rounds": max(1, int(share * config.rounds)), "every": every})
+    scaled = {}
+    for name, config in methods.items():
+        share = min(costs.values()) / costs[name]
+        every = config.every and max(1, round(share * config.every))
+        update = {"rounds": max(1, int(share * config.rounds)), "every": every}
+        scaled[name] = config.model_copy(update=update)
+    return scaled
 
 
 def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path) -> list[Job]:

@@ -145,7 +145,13 @@ def _draw_panel(
         if (mark := looks[method].mark) is not None:
             ax.axhline(mark, color=looks[method].colour, ls=(0, (1, 4)), lw=1.2)
     ax.set_xscale("log")
-    ax.set_xlim(left=_first(groups, COSTS[cost]))
+    after_start = [
+        COSTS[cost](record)
+        for histories in groups.values()
+        for history in histories
+        for record in history.records[1:]
+    ]
+    ax.set_xlim(left=max(min(after_start, default=1.0), 1e-3))
     style.numbers(ax.xaxis)
 
 
@@ -159,12 +165,6 @@ def _labels(groups: Groups, metric: str, cost: str, looks: Mapping[str, Look]) -
             style.Label(name, grid, line, looks[name].colour if main else GREY, bold=main)
         )
     return labels
-
-
-def _first(groups: Groups, along: Any) -> float:
-    """Return the start of a logarithmic axis: the earliest evaluation after the start."""
-    later = [along(r) for hs in groups.values() for h in hs for r in h.records[1:]]
-    return max(min(later, default=1.0), 1e-3)
 
 
 def _limit(

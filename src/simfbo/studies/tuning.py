@@ -119,7 +119,8 @@ def tune(
             for i, history in zip(alive, histories, strict=True)
         ]
         results += stage_results
-        write_atomic(directory / "trials.jsonl", "".join(map(_line, results)))
+        lines = [json.dumps(result._asdict()) + "\n" for result in results]
+        write_atomic(directory / "trials.jsonl", "".join(lines))
         finished = [result for result in stage_results if result.score is not None]
         if not finished:
             raise UserError(
@@ -182,12 +183,8 @@ def candidates(config: RunConfig, space: Space, trials: int) -> list[dict[str, f
     sequence.fast_forward(1)  # its first point is the lower corner
     lows, highs = np.log([span for span in space.values()]).T
     points = np.exp(lows + (highs - lows) * sequence.random(max(0, trials - 1)))
-    return [first, *(dict(zip(space, _rounded(point), strict=True)) for point in points)]
-
-
-def _rounded(point: np.ndarray) -> list[float]:
-    """Round values to three digits, enough for a step size."""
-    return [float(f"{value:.3g}") for value in point]
+    rounded = [[float(f"{value:.3g}") for value in point] for point in points]
+    return [first, *(dict(zip(space, values, strict=True)) for values in rounded)]
 
 
 def lookup(config: RunConfig, key: str) -> float:
@@ -246,7 +243,3 @@ def _part(
     return lambda done, total: on_progress(
         stage, len(stages), before + done, before + total + after
     )
-
-
-def _line(result: Result) -> str:
-    return json.dumps(result._asdict()) + "\n"

@@ -14,7 +14,6 @@ from simfbo.algorithms import auto_steps, fedavg
 from simfbo.algorithms.steps.auto import FromPlan, most_probes
 from simfbo.core.data import FederatedData
 from simfbo.core.ledger import Ledger, Traffic
-from simfbo.core.method import Method
 from simfbo.core.problem import Point
 from simfbo.engines.base import Engine
 from simfbo.engines.debug import cost
@@ -91,7 +90,9 @@ def _outcome(
     rounds_each = _rounds_each(baseline, federation, rounds, budget)
     if not rounds_each:
         return Outcome(baseline.name, {}, 0, 0, 0, 0)
-    method, metrics, total_rounds, total_bytes = _fedavg(baseline, rounds_each), [], 0, 0
+    build = FromPlan(fedavg, baseline.problem)
+    method = auto_steps(build, baseline.problem, baseline.candidates[0], rounds_each)
+    metrics, total_rounds, total_bytes = [], 0, 0
     for x in baseline.candidates:
         federation.ledger = Ledger()
         history = run(method, federation, x, baseline.y0, rounds=rounds_each, seed=seed)
@@ -129,11 +130,6 @@ def _best(values: Sequence[float], goal: Goal) -> int:
     """
     sign = -1.0 if goal == "max" else 1.0
     return min(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
-
-
-def _fedavg(baseline: Baseline, rounds: int) -> Method:
-    build = FromPlan(fedavg, baseline.problem)
-    return auto_steps(build, baseline.problem, baseline.candidates[0], rounds)
 
 
 def _bytes(traffic: Traffic) -> int:
