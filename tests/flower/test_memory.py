@@ -118,7 +118,7 @@ def test_a_node_that_lost_its_memory_says_so_once(flower, tmp_path):
         return reply
 
     grid.spoil = lose
-    with pytest.warns(match="lost what it remembered"):
+    with pytest.warns(match="lost the saved memory"):
         history = serve(grid, plan, tmp_path, {})
     (line,) = history.warnings
     assert line["about"] == "forgot"

@@ -60,7 +60,9 @@ def order_does_not_matter(factory: Factory) -> float:
         algorithm = factory(task.problem, SMALL, MEDIUM)
         state = run_rounds(algorithm, federation, task, 3)
         inverse = np.argsort(permutation)
-        back = jax.tree.map(lambda a, inverse=inverse: np.asarray(a)[inverse], federation.client_memory)
+        back = jax.tree.map(
+            lambda a, inverse=inverse: np.asarray(a)[inverse], federation.client_memory
+        )
         ends.append((algorithm.point(state), back))
     return gap(*ends)
 

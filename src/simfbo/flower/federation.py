@@ -165,10 +165,12 @@ class DistributedFederation(Engine):
         if self.memory_like is not None:
             self._note_losses(request, responses)
         if adds:
-            total, exchange = self._added(request, call.cohort, responses)
+            total, exchange = self._combine_partial_sums(request, call.cohort, responses)
             exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
             return total if exchange.factor == 1 else scaled(exchange.factor, total), exchange
-        messages, exchange, encoded_bytes = self._gated(call, request, code is not None, responses)
+        messages, exchange, encoded_bytes = self._check_replies(
+            call, request, code is not None, responses
+        )
         if encoded_bytes is not None:
             silent = sum(refusal.reason.silent for refusal in exchange.refusals)
             size = len(encoded_bytes)
@@ -239,12 +241,12 @@ class DistributedFederation(Engine):
                 updated = {**memory, "lost": [*memory.get("lost", []), *clients]}
                 self.observed = {**self.observed, "memory": updated}
                 listed = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
-                text = f"{listed} lost what it remembered and starts anew"
+                text = f"{listed} lost the saved memory: it is initialised again"
                 self.suspicions.append(
                     Suspicion("forgot", request.number, request.client_step, clients, 0.0, text)
                 )
 
-    def _gated(
+    def _check_replies(
         self, call: Call, request: Request, coded: bool, responses: NodeResponses
     ) -> tuple[list[Any], Exchange, np.ndarray | None]:
         """Validate messages one by one; return the valid ones, and the sizes of coded messages."""
@@ -267,7 +269,7 @@ class DistributedFederation(Engine):
         compared = probed(messages, request) if self.detect_anomalies else None
         return messages, Exchange(request, admitted, squares, explained, compared), encoded_bytes
 
-    def _added(
+    def _combine_partial_sums(
         self, request: Request, cohort: Cohort, responses: NodeResponses
     ) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""
