@@ -190,4 +190,4 @@ def in_process(monkeypatch):
             report()
 
     monkeypatch.setattr(sweep, "_run_all", run_all)
-    monkeypatch.setattr(sweep, "_KEPT", {})
+    monkeypatch.setattr(sweep, "_CACHE", {})

@@ -1,7 +1,7 @@
-"""The exact hypergradient of a bilevel problem, and how far a state is from the solution.
+"""The exact hypergradient of a bilevel problem, and the distance of a state from the solution.
 
-Everything here looks at all clients' data at once, which no server can do: it is for simulations
-and tests. Nothing here is counted as communication.
+These functions pool all clients' data, which no server can do: they are for simulations and tests,
+and count no communication.
 """
 
 from collections.abc import Callable
@@ -89,8 +89,9 @@ def solve_lower(
             _require_rounding(value, gradient)
             return y
         moved = trees.subtract(y, step)
-        # Near the end G is flat to rounding, and only its gradient still tells.
-        if not _halved(gradient, value_and_grad(x, moved)[1]):
+        # Near the end G is flat up to rounding, and only its gradient shows progress.
+        slope = value_and_grad(x, moved)[1]
+        if not 4 * trees.squared_norm(slope) <= trees.squared_norm(gradient):
             moved = _backtrack(lower, x, y, value, gradient, step)
         if moved is None:
             return y
@@ -135,13 +136,13 @@ def hypergradient(
 def errors(problem: BilevelProblem, data: FederatedData, state: PyTree) -> dict[str, float]:
     """Measure ||grad Phi(x)||^2, ||y - y*(x)|| and, if the state has a v, ||v - v*(x)||."""
     truth = hypergradient(problem, data, state.x, state.y)
-    found = {
+    metrics = {
         "grad_norm_squared": float(trees.squared_norm(truth.gradient)),
         "y_error": _distance(state.y, truth.y),
     }
     if getattr(state, "v", None) is not None:
-        found["v_error"] = _distance(state.v, truth.v)
-    return found
+        metrics["v_error"] = _distance(state.v, truth.v)
+    return metrics
 
 
 def client_drift(
@@ -164,7 +165,7 @@ def client_drift(
         data: the clients' data.
         state: the state at the start of the round, with x, y and v.
         local: the clients' step sizes.
-        local_work: how much each client does.
+        local_work: the clients' local work.
         key: of the batches.
 
     Returns:
@@ -180,14 +181,14 @@ def client_drift(
 
 
 class Moves(eqx.Module):
-    """The client step that measures how far local work leads."""
+    """The client step that measures the change over local work."""
 
     problem: BilevelProblem = eqx.field(static=True)
     local: Point[float]
 
     @client_step
     def moves(self, payload: tuple[Point[PyTree], Point[PyTree]], client: Client) -> PyTree:
-        """(start, centre) -> the change of each variable, and its squared distance from that."""
+        """(start, centre) -> the change of each variable, its squared distance from the centre."""
         start, centre = payload
         q = local_steps(drawn_directions(self.problem), start, client, self.local)
         move = Point(*(trees.scale(e, part) for e, part in zip(self.local, q, strict=True)))
@@ -195,7 +196,7 @@ class Moves(eqx.Module):
 
 
 def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Return w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, the weights that SimFBO effectively uses.
+    """Return w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, SimFBO's effective client weights.
 
     Example:
         >>> effective_weights(np.array([0.5, 0.5]), np.array([1.0, 3.0])).tolist()
@@ -205,9 +206,9 @@ def effective_weights(p: np.ndarray, norms: np.ndarray) -> np.ndarray:
 
 
 def work_warning(p: np.ndarray, norms: np.ndarray, name: str = "SimFBO") -> str | None:
-    """Return a warning if unequal local work makes the effective weights differ from p, else None.
+    """Return a warning if unequal local work makes the effective weights differ from p; else None.
 
-    It concerns methods that add up local work, as SimFBO, FedBiO and MemFBO do.
+    It concerns methods that add up local work, such as SimFBO, FedBiO and MemFBO.
 
     Args:
         p: the clients' weights.
@@ -243,7 +244,7 @@ def _solve_hessian(lower: Scalar, x: PyTree, y: PyTree, right: PyTree) -> PyTree
 def _backtrack(
     lower: Scalar, x: PyTree, y: PyTree, value: jax.Array, gradient: PyTree, step: PyTree
 ) -> PyTree | None:
-    """Return y moved against `step` so that G falls enough; None where rounding allows no more."""
+    """Return y - size * step with sufficient decrease of G; None if rounding allows none."""
     expected = float(trees.dot(gradient, step))
     for size in 0.5 ** np.arange(30):
         moved = trees.add_scaled(y, -size, step)
@@ -254,15 +255,10 @@ def _backtrack(
 
 
 def _require_rounding(value: jax.Array, gradient: PyTree) -> None:
-    """Raise unless the gradient is so small that rounding explains a step that leads upwards."""
+    """Raise unless the gradient is so small that rounding explains an ascent direction."""
     small = jnp.sqrt(jnp.finfo(value.dtype).eps) * (1 + jnp.abs(value))
     if not trees.squared_norm(gradient) <= small**2:
         raise UserError("The lower problem has no minimum here: is g strongly convex in y?")
-
-
-def _halved(before: PyTree, after: PyTree) -> bool:
-    """Return whether a gradient's norm fell by half or more."""
-    return bool(4 * trees.squared_norm(after) <= trees.squared_norm(before))
 
 
 def _distance(a: PyTree, b: PyTree) -> float:

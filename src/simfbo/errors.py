@@ -6,13 +6,13 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Something the user can put right: one sentence that says what to do."""
+    """An error that the user can correct; the message is one sentence that says how."""
 
 
 class ResumableError(UserError):
     """A failure of a run that can be continued from its folder.
 
-    The message speaks Python; another front end makes its own from the attributes.
+    The message is for Python; other front ends build their own from the attributes.
 
     Attributes:
         advice: the message up to "continue the run".
@@ -20,8 +20,8 @@ class ResumableError(UserError):
     """
 
     def __init__(self, advice: str, directory: Any) -> None:
-        """Take a text that ends where "continue the run" follows, and the run's folder."""
-        super().__init__(advice, directory)  # what pickle passes on to another process
+        """Take a text that ends before "continue the run", and the run's folder."""
+        super().__init__(advice, directory)  # the arguments with which pickle restores it
         self.advice, self.directory = advice, directory
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class ResumableError(UserError):
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message; the text continues "sent ..." and says what they are."""
+    """Bytes that are not a valid message; the text completes "sent ..."."""
 
 
 class MissingExtra(UserError):
@@ -41,22 +41,22 @@ class ClientError(RuntimeError):
 
 
 class ClientWarning(UserWarning):
-    """Some clients' messages stand out: they may be hostile or broken, but the run goes on."""
+    """Some clients' messages stand out and may be hostile or broken; the run continues."""
 
 
 class NeedsHost(Exception):
-    """A round cannot be compiled; the text says why."""
+    """A round cannot be compiled; the text gives the reason."""
 
 
 class TooFewReplies(RuntimeError):
     """Fewer replies passed the gate than an exchange needs.
 
     Attributes:
-        exchange: the exchange, with its refusals.
+        exchange: the exchange, with the rejected replies.
     """
 
     def __init__(self, left: int, exchange: Any) -> None:
-        """Say how many replies are left, who was refused first and why."""
+        """State how many replies are left, and why the first one was rejected."""
         self.exchange = exchange
         request = exchange.request
         why = "".join(f": client {one.client} {one.text}" for one in exchange.refusals[:1])
@@ -74,16 +74,20 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def missing(module: str, extra: str) -> str:
-    """Return the sentence for an optional dependency that is not installed.
+    """Return the message for an optional dependency that is not installed.
 
     Example:
         >>> missing("matplotlib.figure", "plots")
         "This needs matplotlib, which is not installed: pip install 'simfbo[plots]'."
     """
-    package = {"sklearn": "scikit-learn", "PIL": "Pillow", "flwr": "Flower",
-               "dp_accounting": "dp-accounting"}  # fmt: skip
+    packages = {
+        "sklearn": "scikit-learn",
+        "PIL": "Pillow",
+        "flwr": "Flower",
+        "dp_accounting": "dp-accounting",
+    }
     top = module.partition(".")[0]
-    name = package.get(top, top)
+    name = packages.get(top, top)
     return f"This needs {name}, which is not installed: pip install 'simfbo[{extra}]'."
 
 
@@ -99,7 +103,7 @@ def plain(text: str, longest: int = 80) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return any value in a form that fits into a sentence.
+    """Return a value's representation, shortened to fit into a sentence.
 
     Example:
         >>> brief([1] * 1000)
@@ -112,7 +116,7 @@ def brief(value: Any) -> str:
 
 
 def unusable(error: OSError) -> str:
-    """Return the sentence for a file that cannot be read or written.
+    """Return the message for a file that cannot be read or written.
 
     Example:
         >>> unusable(OSError(28, "No space left on device", "it/figure.png"))

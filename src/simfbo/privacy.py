@@ -1,8 +1,8 @@
 """Differential privacy of clients: clipped messages, Gaussian noise, and the guarantee.
 
-Every client's part in a sum is scaled down to a norm of at most C, channel by channel, and noise of
+Each client's message is scaled down to a norm of at most C, channel by channel, and noise of
 standard deviation z C times a weight is added: to the sum by the server, or by each client to its
-own message. docs/explanation-privacy.md says what this protects, from whom, and what it costs.
+own message. docs/explanation-privacy.md explains the threat model and the cost.
 """
 
 import math
@@ -32,14 +32,14 @@ __all__ = ["Privacy", "epsilon", "private", "spent"]
 
 
 class Privacy(NamedTuple):
-    """How messages are clipped, and how much noise is added.
+    """Clipping norms and noise multipliers.
 
     Attributes:
         clip: C, the largest norm of a client's message, by channel.
         noise: z, the noise multiplier, by channel: the noise has standard deviation z C times the
             largest weight that any client, sampled or not, can have in the sum.
-        where: who adds the noise: "server", to the sum, if the server is trusted with the messages;
-            "client", to its own message, which then nobody else ever sees without noise. The sum of
+        where: the side that adds the noise: "server", to the sum, if the server is trusted;
+            "client", to its own message, so that no other party sees it without noise. The sum of
             P such messages is about sqrt(P) times as noisy.
     """
 
@@ -49,7 +49,7 @@ class Privacy(NamedTuple):
 
 
 class Protected(WrappedStep):
-    """A client step whose message is clipped, and made noisy where the client adds the noise.
+    """A client step whose message is clipped, with noise if the client adds it.
 
     The bounds are static: they are not among the numbers that a server sends to a node, so it
     cannot raise them.
@@ -66,7 +66,7 @@ class Protected(WrappedStep):
 
 
 class Private(Wrapper):
-    """A method whose messages are clipped, with noise; see `private`."""
+    """A method with clipped and noisy messages; see `private`."""
 
     privacy: Privacy = eqx.field(static=True)
 
@@ -91,7 +91,7 @@ class Private(Wrapper):
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:
-        """Return the protected client steps."""
+        """The protected client steps."""
         steps = self.inner.client_steps.items()
         return {name: Protected(step, self.privacy) for name, step in steps}
 
@@ -99,13 +99,13 @@ class Private(Wrapper):
 def private(algorithm: Method, privacy: Privacy) -> Method:
     """Clip the messages of an algorithm and add noise to them.
 
-    Clipping is part of the client step, so it happens wherever that runs. Messages must name
-    their channels (`Point(y=...)`); a single number outside them, as ShroFBO's ||a_i||_1, is taken
-    to depend on no data and stays as it is.
+    Clipping is part of the client step, so it is done on the client. Messages must name their
+    channels (`Point(y=...)`); a single number outside them, as ShroFBO's ||a_i||_1, is assumed to
+    be independent of the data and is not changed.
 
     Args:
         algorithm: one with a single exchange per cohort; single messages cannot be gathered.
-        privacy: how to clip, and how much noise to add.
+        privacy: clipping norms and noise multipliers.
 
     Returns:
         The private method, under the same name.
@@ -158,12 +158,12 @@ def epsilon(
 def spent(algorithm: Method, federation: Federation, exchanges: int, delta: float = 1e-5) -> float:
     """Compute epsilon of a private algorithm on a federation after some exchanges.
 
-    Memory of a client depends on when it was sampled, and automatic steps ask one cohort several
-    times: sampling then counts as no protection.
+    The memory of a client depends on when it was sampled, and automatic steps reuse a cohort
+    several times; sampling does not count as protection then.
 
     Args:
-        algorithm: what `private` returned.
-        federation: what it runs on.
+        algorithm: from `private`.
+        federation: it runs on.
         exchanges: the number of exchanges: one for every iteration of the methods that this
             accounting covers, and those in which automatic steps measure.
         delta: as in `epsilon`.
@@ -217,7 +217,7 @@ def clip(message: PyTree, limits: Point[float]) -> PyTree:
 
 
 def _require_scalar(leaf: PyTree) -> None:
-    """Raise if what belongs to no channel is more than a number."""
+    """Raise if a leaf outside the channels is more than a number."""
     if leaf.ndim:
         raise UserError(
             "A message can be protected only if it names its channels: return Point(x=..., y=..., "
@@ -226,7 +226,7 @@ def _require_scalar(leaf: PyTree) -> None:
 
 
 def noisy(message: PyTree, deviations: Point[float], key: jax.Array) -> PyTree:
-    """Return a message with Gaussian noise of the given standard deviations on its channels."""
+    """Add Gaussian noise of the given standard deviations to the channels of a message."""
     leaves, structure = jax.tree.flatten(message)
     paths = [path for path, _ in jax.tree.leaves_with_path(message)]
     keys = jax.random.split(jax.random.fold_in(key, int(Purpose.NOISE)), len(leaves))
@@ -241,12 +241,12 @@ def noisy(message: PyTree, deviations: Point[float], key: jax.Array) -> PyTree:
 
 
 def clipped_again(client_step: ClientStep, message: PyTree) -> PyTree:
-    """Clip a message after decoding, where the server's noise is for messages that are clipped.
+    """Clip a decoded message again if the server adds the noise: a codec may increase its norm.
 
-    A codec may make a message larger. What a client made noisy itself needs no second look.
+    Messages to which clients added the noise are not changed.
     """
     step: Any = client_step
-    while step is not None:  # what other steps are wrapped around
+    while step is not None:  # unwrap the client step
         if isinstance(step, Protected):
             return message if step.privacy.where == "client" else clip(message, step.privacy.clip)
         step = getattr(step, "step", None)
@@ -259,7 +259,7 @@ def deviations(privacy: Privacy, weight: float) -> Point[float]:
 
 
 def privacy_of(algorithm: Method) -> Privacy | None:
-    """Return how the messages of a method are clipped and made noisy; None if they are not."""
+    """Return the privacy settings of a method; None if it is not private."""
     while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, Private):
             return algorithm.privacy
@@ -272,7 +272,7 @@ def _refuse(*_: object) -> PyTree:
 
 
 def _largest_weight(federation: Federation, cohort: Cohort) -> Any:
-    """Return the largest weight of any client; that of the cohort alone would tell who came."""
+    """Return the largest weight of any client; the cohort's own would reveal who was sampled."""
     possible = federation.n / len(cohort.ids) * jnp.max(jnp.asarray(federation.p))
     largest = jnp.maximum(possible, jnp.max(jnp.asarray(cohort.weights, possible.dtype)))
     return largest if federation.latest is None else largest * federation.latest.factor

@@ -1,6 +1,6 @@
-"""What values the settings of a method may have: annotations of its parameters.
+"""Ranges of a method's settings: annotations of its parameters.
 
-Configurations check them. A parameter without one may have any value of its type.
+Configurations validate them. A parameter without one may have any value of its type.
 
 Example:
     >>> def mine(problem, local, server=None, damping: Positive = 1.0): ...
@@ -12,11 +12,11 @@ __all__ = ["Channels", "Count", "Fraction", "Positive", "Range"]
 
 
 class Range(NamedTuple):
-    """The values that a number may have.
+    """An interval of numbers.
 
     Attributes:
-        above: it must be larger than this; None for any.
-        most: it must be at most this; None for any.
+        above: the exclusive lower bound; None for none.
+        most: the inclusive upper bound; None for none.
     """
 
     above: float | None = None
@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """The variables that have a step size of their own, in an annotation of step sizes.
+    """The variables with a step size of their own, in an annotation of step sizes.
 
     Attributes:
         names: "xyv", or "xy" for a method without v.

@@ -223,7 +223,7 @@ def stop(*given):
 
 
 def test_unequal_local_work_is_warned_of(simfbo, monkeypatch):
-    monkeypatch.setattr("simfbo.cli.run._watch", stop)
+    monkeypatch.setattr("simfbo.cli.run._run_with_display", stop)
     code, _, err = simfbo(*RUN, "--tau", "1,1,4")
     assert code == 2
     assert err == (
@@ -249,7 +249,7 @@ def test_or_digits(simfbo, monkeypatch):
         watched.append(built.config)
         stop()
 
-    monkeypatch.setattr("simfbo.cli.run._watch", watch)
+    monkeypatch.setattr("simfbo.cli.run._run_with_display", watch)
     wanted = (*DIGITS, "--dataset", "mnist")
     assert simfbo(*wanted) == (2, "", "simfbo: MNIST could not be fetched (no network?).\n")
     assert simfbo(*wanted, "--or-digits")[2] == (

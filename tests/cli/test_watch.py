@@ -22,7 +22,7 @@ def test_where_the_page_is(simfbo, no_waiting):
 def test_a_server_that_others_can_reach_says_so(simfbo, no_waiting):
     code, out, err = simfbo("watch", ".", "--port", "0", "--host", "0.0.0.0")
     assert (code, out[:26]) == (0, "Watching . at http://0.0.0")
-    assert err.startswith("simfbo: everybody who can reach port ")
+    assert err.startswith("simfbo: anyone who can reach port ")
 
 
 def test_open(simfbo, no_waiting, monkeypatch):

@@ -96,7 +96,7 @@ def test_what_an_exit_code_says(code, sentence):
 
     processes = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=code)]
     with pytest.raises(UserError) as caught:
-        sweep._await_one(processes, SimpleNamespace(get=get), lambda: reports.append(1))
+        sweep._await_job(processes, SimpleNamespace(get=get), lambda: reports.append(1))
     assert str(caught.value) == sentence
     assert reports == [1]
 
@@ -106,8 +106,8 @@ def test_what_went_wrong_in_a_worker_is_raised():
     done.put(UserError("Stop."))
     done.put(None)
     with pytest.raises(UserError, match=r"^Stop\.$"):
-        sweep._await_one([], done, lambda: None)
-    sweep._await_one([], done, lambda: None)
+        sweep._await_job([], done, lambda: None)
+    sweep._await_job([], done, lambda: None)
     assert done.empty()
 
 
@@ -134,7 +134,9 @@ def test_a_worker_ends_with_its_parent(start, tmp_path):
 def results(config, folder):
     """Return what a worker puts into its queue for a job, and whether it takes another one."""
     done = queue.Queue()
-    more = sweep._do(config.model_dump(mode="json"), folder, None, done=done, data_dir=None)
+    more = sweep._run_and_report(
+        config.model_dump(mode="json"), folder, None, done=done, data_dir=None
+    )
     return [done.get() for _ in range(done.qsize())], more
 
 

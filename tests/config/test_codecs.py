@@ -50,7 +50,7 @@ def test_a_preset_and_what_replaces_its_parts():
         ("codecs.up.x", "dithered(-1)", "its numbers must be positive"),
         ("codecs.up.x", "dithered(nan)", "its numbers must be positive"),
         ("codecs.up.x", "eden(2", "use float32"),
-        ("codecs.up.x", "relative_to_start(dithered(2))", "is for what goes down"),
+        ("codecs.up.x", "relative_to_start(dithered(2))", "is for payloads"),
         ("codecs.up.x", 3, "'codecs.up.x' should be a valid string"),
         ("codecs.preset", "huge", "'codecs.preset' should be 'small', got 'huge'"),
         ("codecs.upp.x", "float32", "Unknown setting 'codecs.upp'. Did you mean 'codecs.up'?"),

@@ -118,7 +118,7 @@ def test_a_node_that_lost_its_memory_says_so_once(flower, tmp_path):
         return reply
 
     grid.spoil = lose
-    with pytest.warns(match="lost what it remembered"):
+    with pytest.warns(match="lost the saved memory"):
         history = serve(grid, plan, tmp_path, {})
     (line,) = history.warnings
     assert line["about"] == "forgot"
@@ -157,7 +157,7 @@ def test_stores_keep_what_a_server_can_still_ask_for(tmp_path):
 
 @pytest.mark.parametrize("name", ["../../etc", "", "0" * 15, "0" * 17, 7, "G" * 16])
 def test_names_of_runs_that_would_be_other_folders_are_refused(tmp_path, name):
-    with pytest.raises(UserError, match="in a way that it never does"):
+    with pytest.raises(UserError, match="sent an invalid name of a run"):
         DiskStore(tmp_path, name)
     assert not list(tmp_path.iterdir())
 

@@ -63,7 +63,7 @@ def test_jobs_of_a_seed_share_their_task(tmp_path, monkeypatch):
         return real(config, data_dir)
 
     monkeypatch.setattr(build_task, "build_task", counted)
-    monkeypatch.setattr(sweep, "_KEPT", {})
+    monkeypatch.setattr(sweep, "_CACHE", {})
     jobs = [
         job(tmp_path / "a"), job(tmp_path / "b", algorithm__name="shrofbo"),
         job(tmp_path / "c", seed=1), job(tmp_path / "d", seed=1, task__clients=3),

@@ -1,9 +1,9 @@
-"""The laws that an algorithm must obey, as checks to run on your own algorithm.
+"""The laws that an algorithm must obey, as checks for your own algorithm.
 
-A law is a function that takes an algorithm's factory, tries it on small quadratics with a closed
+A law is a function that takes an algorithm's factory, runs it on small quadratics with a closed
 form in double precision, and returns a number that must not exceed a limit. A method that breaks a
-law by construction declares it in `Method.known_violations`; then the check demands that it
-does break the law.
+law by construction declares it in `Method.known_violations`; the check then requires that the law
+is broken.
 
 The factory is called as `factory(problem, local, server)` with step sizes for x, y and v:
 the clients' and the server's.
@@ -41,7 +41,7 @@ SINGLE_LOOP_LAWS = _laws.SINGLE_LOOP_LAWS
 """Further laws, for single-loop methods with steps of clients and server, as SimFBO."""
 
 MEMORY_LAWS = _memory_laws.MEMORY_LAWS
-"""Further laws, for methods whose clients remember (`Method.client_memory`)."""
+"""Further laws, for methods with stateful clients (`Method.client_memory`)."""
 
 CODEC_LAWS = codec_laws.CODEC_LAWS
 """The laws that codecs must obey; see `check_codec`."""
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     """The outcome of one law.
 
     Attributes:
-        law: which law.
+        law: the law.
         measured: the number measured.
         passed: whether the law holds, or is violated as declared.
         violation: the reason, if the algorithm declares that it violates the law.
@@ -92,7 +92,7 @@ def check_algorithm(factory: Factory, laws: Sequence[Law] | None = None) -> list
 def check_codec(codec: Codec) -> dict[str, float]:
     """Test a codec against `CODEC_LAWS`; raise `CheckError` if it breaks one.
 
-    A codec that says it is biased must break the law "unbiased", and does.
+    A biased codec must break the law "unbiased".
 
     Args:
         codec: the codec.
@@ -105,19 +105,19 @@ def check_codec(codec: Codec) -> dict[str, float]:
         >>> check_codec(codecs.float32())["variance"]
         0.0
     """
-    found = {law.name: law.measure(codec) for law in CODEC_LAWS}
+    measured = {law.name: law.measure(codec) for law in CODEC_LAWS}
     broken = [
-        f"{law.name}: {law.says} (measured {found[law.name]:.2g}, limit {law.limit:.2g})."
+        f"{law.name}: {law.says} (measured {measured[law.name]:.2g}, limit {law.limit:.2g})."
         for law in CODEC_LAWS
-        if (found[law.name] <= law.limit) == (law.name == "unbiased" and not codec.unbiased)
+        if (measured[law.name] <= law.limit) == (law.name == "unbiased" and not codec.unbiased)
     ]
     if broken:
         raise CheckError("\n".join(broken))
-    return found
+    return measured
 
 
 def remembers(factory: Factory) -> bool:
-    """Return whether the clients of an algorithm remember."""
+    """Check whether an algorithm has stateful clients."""
     return factory(small_task().problem, GAMMA, GAMMA).has_memory
 
 

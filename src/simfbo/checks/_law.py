@@ -1,4 +1,4 @@
-"""What a law is, and the small quadratics on which laws are tried."""
+"""The definition of a law, and the small quadratics on which laws are checked."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ Factory = Callable[[BilevelProblem, Point[float], Point[float]], Method]
 Measure = Callable[[Factory], float]
 
 GAMMA = Point(x=0.1, y=0.2, v=0.2)
-LARGE = Point(x=0.2, y=0.4, v=0.4)  # as large as the quadratics allow: few rounds suffice
+LARGE = Point(x=0.2, y=0.4, v=0.4)  # the largest stable steps: few rounds suffice
 MEDIUM = Point(x=0.04, y=0.08, v=0.08)  # for messages that add up about four local steps
 SMALL = Point(x=1e-4, y=1e-4, v=1e-4)
 
@@ -27,7 +27,7 @@ class Law(NamedTuple):
 
     Attributes:
         name: of the law.
-        says: what it demands.
+        says: the requirement.
         measure: (factory) -> the number measured.
         limit: the largest number that obeys the law.
     """
@@ -39,7 +39,7 @@ class Law(NamedTuple):
 
 
 def small_task(clients: int = 5, heterogeneity: float = 1.0, p: Any = None, **noise: Any) -> Task:
-    """Return the small quadratic on which laws are tried."""
+    """Build the small quadratic on which laws are checked."""
     return random_quadratic(clients, 3, 4, heterogeneity, seed=1).task(p, **noise)
 
 
@@ -51,15 +51,15 @@ def run_rounds(
     state: PyTree = None,
     before: Engine | None = None,
 ) -> PyTree:
-    """Return the state after some rounds.
+    """Run some rounds and return the state.
 
     Args:
-        algorithm: which runs.
-        federation: on which.
-        task: which it solves.
-        rounds: how many.
-        state: where it starts; at the task's start by default.
-        before: the federation that led to `state`, whose clients' memory these go on with.
+        algorithm: the method.
+        federation: it runs on.
+        task: the problem.
+        rounds: the number of rounds.
+        state: the initial state; at the task's start by default.
+        before: the federation that led to `state`, whose client memory is taken over.
     """
     if state is None or federation is not before:
         federation.remember(algorithm, task.x0, task.y0)
@@ -72,7 +72,7 @@ def run_rounds(
 
 
 def gap(a: Any, b: Any) -> float:
-    """Return the largest difference of two states, infinite where they are not finite."""
+    """Return the largest difference of two states; infinite if one is not finite."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     gap = max(float(np.abs(np.ravel(u) - np.ravel(w)).max()) for u, w in leaves)
     return gap if np.isfinite(gap) else float("inf")
@@ -81,12 +81,12 @@ def gap(a: Any, b: Any) -> float:
 def end(
     algorithm: Method, federation: Engine, task: Task, rounds: int, *start: Any
 ) -> Point[PyTree]:
-    """Return x, y and v after some rounds; arguments as of `run_rounds`."""
+    """Return x, y and v after some rounds; arguments as in `run_rounds`."""
     return algorithm.point(run_rounds(algorithm, federation, task, rounds, *start))
 
 
 def exactly(ids: tuple[int, ...]) -> AnySampler:
-    """Return the sampler that always draws these clients, weighted as if they had been drawn."""
+    """Return a sampler that always samples these clients, weighted as if by chance."""
 
     @constant
     def sample(key: jax.Array, p: np.ndarray) -> Cohort:

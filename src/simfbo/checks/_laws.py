@@ -30,11 +30,11 @@ from simfbo.tasks._quadratic import random_quadratic
 
 
 def repeatable(factory: Factory) -> float:
-    """Return how much two runs with the same keys differ."""
+    """Measure the difference of two runs with the same keys."""
     task = small_task(samples=6, noise=1.0, batch_size=2)
     algorithm = factory(task.problem, GAMMA, GAMMA)
     start = algorithm.init(task.x0, task.y0)
-    kept = jax.tree.map(np.array, start)
+    copy = jax.tree.map(np.array, start)
     runs = [
         run_rounds(
             algorithm,
@@ -45,11 +45,11 @@ def repeatable(factory: Factory) -> float:
         )
         for _ in range(2)
     ]
-    return max(gap(*runs), gap(start, kept))
+    return max(gap(*runs), gap(start, copy))
 
 
 def engines_agree(factory: Factory) -> float:
-    """Return how much the compiled and the debug engine differ after two rounds."""
+    """Measure the difference of the compiled and the debug engine after two rounds."""
     task = small_task(samples=6, noise=1.0, batch_size=2)
     algorithm = factory(task.problem, GAMMA, GAMMA)
     parts = (task.data, without_replacement(2), uniform(1, 3))
@@ -62,19 +62,19 @@ def engines_agree(factory: Factory) -> float:
 
 
 def ledger_is_cost(factory: Factory) -> float:
-    """Return by how many floats and rounds three iterations differ from three times the cost."""
+    """Measure how far floats and rounds of three iterations are from three times the cost."""
     task = small_task()
     algorithm = factory(task.problem, GAMMA, GAMMA)
     federation = SimulatedFederation(task.data, without_replacement(2))
     expected = cost(algorithm, federation, task.x0, task.y0).total
     run_rounds(algorithm, federation, task, 3)
-    got = federation.ledger.total
+    total = federation.ledger.total
     fields = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
-    return max(abs(getattr(got, name) - 3 * getattr(expected, name)) for name in fields)
+    return max(abs(getattr(total, name) - 3 * getattr(expected, name)) for name in fields)
 
 
 def any_pytree(factory: Factory) -> float:
-    """Return how much the iterates change when x and y come as nested pytrees."""
+    """Measure how the iterates change if x and y are nested pytrees."""
     task = small_task()
 
     def flat(tree: PyTree) -> PyTree:
@@ -95,7 +95,7 @@ def any_pytree(factory: Factory) -> float:
 
 
 def identical_clients(factory: Factory) -> float:
-    """Return how much sampling changes the iterates where all clients are the same."""
+    """Measure the effect of sampling on the iterates if all clients are identical."""
     task = small_task(heterogeneity=0.0)
     algorithm = factory(task.problem, GAMMA, GAMMA)
     samplers = (everyone(), without_replacement(2))
@@ -103,7 +103,7 @@ def identical_clients(factory: Factory) -> float:
 
 
 def sends_changes(factory: Factory) -> float:
-    """Return how far a cohort whose weights do not sum to one throws a converged state."""
+    """Measure how far weights that do not sum to one move a converged state."""
     task = small_task(heterogeneity=0.0, p=np.arange(1, 6))
     algorithm = factory(task.problem, LARGE, LARGE)
     everybody, few = (
@@ -114,14 +114,14 @@ def sends_changes(factory: Factory) -> float:
 
 
 def finds_solution(factory: Factory) -> float:
-    """Return the distance from the closed form on clients that differ, one local step each."""
+    """Measure the distance to the closed form with heterogeneous clients, one local step each."""
     task = small_task()
     algorithm = factory(task.problem, LARGE, LARGE)
     return task.evaluate(end(algorithm, SimulatedFederation(task.data), task, 60))["x_error"]
 
 
 def unequal_local_work(factory: Factory) -> float:
-    """Return the distance from the closed form where clients take 1 to 9 small local steps."""
+    """Measure the distance to the closed form with 1 to 9 small local steps per client."""
     task = small_task()
     algorithm = factory(task.problem, SMALL, MEDIUM)
     federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
@@ -129,7 +129,7 @@ def unequal_local_work(factory: Factory) -> float:
 
 
 def is_soba(factory: Factory) -> float:
-    """Return the distance from centralised SOBA, written in NumPy, after 20 iterations."""
+    """Measure the distance to centralised SOBA, written in NumPy, after 20 iterations."""
     quadratic = random_quadratic(5, 3, 4, 1.0, seed=1)
     task, m = quadratic.task(), quadratic.closed_form()
     algorithm = factory(task.problem, GAMMA, GAMMA)
@@ -143,7 +143,7 @@ def is_soba(factory: Factory) -> float:
 
 
 def one_step_ignores_eta(factory: Factory) -> float:
-    """Return how much the local step sizes matter where clients take one local step."""
+    """Measure the effect of the local step sizes with one local step."""
     task = small_task()
     federation = SimulatedFederation(task.data)
     methods = (factory(task.problem, Point(x=e, y=e, v=e), GAMMA) for e in (1e-3, 0.5))
@@ -151,7 +151,7 @@ def one_step_ignores_eta(factory: Factory) -> float:
 
 
 def sampling_unbiased(factory: Factory) -> float:
-    """Return how far the mean over all cohorts of two is from everyone taking part."""
+    """Measure how far the mean over all cohorts of two is from full participation."""
     task = small_task(p=np.arange(1, 6))
     algorithm = factory(task.problem, GAMMA, GAMMA)
     before = SimulatedFederation(task.data)
@@ -167,7 +167,7 @@ def sampling_unbiased(factory: Factory) -> float:
 
 
 def drift_is_linear(factory: Factory) -> float:
-    """Return how far from 2 the bias falls when eta is halved, at worst over four halvings."""
+    """Measure how far the ratio of biases is from 2 when eta is halved, at worst of four."""
     task = small_task()
     federation = SimulatedFederation(task.data, local_work=fixed([1, 2, 3, 5, 9]))
     ends = []
@@ -176,12 +176,12 @@ def drift_is_linear(factory: Factory) -> float:
         ends.append(np.asarray(end(algorithm, federation, task, 150).x))
     falls = np.linalg.norm(np.diff(np.stack(ends), axis=0), axis=1)
     if falls.max() < 1e-12:
-        return 0.0  # there is none
+        return 0.0  # no bias
     return float(np.abs(falls[:-1] / falls[1:] - 2).max())
 
 
 def exact_at_any_step(factory: Factory) -> float:
-    """Return the largest distance from (x*, y*, v*) for three local step sizes, unequal work."""
+    """Measure the distance to (x*, y*, v*) over three local step sizes, with unequal work."""
     quadratic = random_quadratic(5, 3, 4, 1.0, seed=1)
     task, truth = quadratic.task(), quadratic.closed_form()
     x = truth.x()

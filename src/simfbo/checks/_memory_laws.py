@@ -1,4 +1,4 @@
-"""The laws of what clients remember; each measure takes a factory and returns a number."""
+"""The laws of client memory; each measure takes a factory and returns a number."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from simfbo.tasks._quadratic import random_quadratic
 
 
 def memory_moves_when_asked(factory: Factory) -> float:
-    """Return how much the memory of clients changes that were not asked."""
+    """Measure changes in the memory of clients that were not sampled."""
     task = small_task()
     algorithm = factory(task.problem, GAMMA, GAMMA)
     federation = SimulatedFederation(task.data, exactly((1, 3)), fixed([1, 2, 3, 5, 9]))
@@ -38,11 +38,11 @@ def memory_moves_when_asked(factory: Factory) -> float:
 
 
 def refused_changes_nothing(factory: Factory) -> float:
-    """Return how much the memory of a client changes whose replies are not finite."""
+    """Measure changes in the memory of a client whose replies are rejected."""
     task = small_task()
     algorithm = factory(task.problem, GAMMA, GAMMA)
     federation = DebugFederation(task.data)
-    federation.wire = lambda replies: [_spoilt(one) if one.client == 2 else one for one in replies]
+    federation.wire = lambda replies: [_with_nan(r) if r.client == 2 else r for r in replies]
     state = run_rounds(algorithm, federation, task, 0)
     before = federation.client_memory
     run_rounds(algorithm, federation, task, 2, state, federation)
@@ -50,24 +50,25 @@ def refused_changes_nothing(factory: Factory) -> float:
 
 
 def order_does_not_matter(factory: Factory) -> float:
-    """Return how much iterates and memories change when the clients are numbered otherwise."""
+    """Measure the effect of renumbering the clients on iterates and memories."""
     quadratic, order = random_quadratic(5, 3, 4, 1.0, seed=1), np.array([3, 0, 4, 1, 2])
     tau, p = np.array([1, 2, 3, 5, 9]), np.arange(1, 6)
     ends = []
-    for by in (np.arange(5), order):
-        task = quadratic._make(a[by] for a in quadratic).task(p[by])
-        federation = SimulatedFederation(task.data, local_work=fixed(tau[by].tolist()))
+    for permutation in (np.arange(5), order):
+        task = quadratic._make(a[permutation] for a in quadratic).task(p[permutation])
+        federation = SimulatedFederation(task.data, local_work=fixed(tau[permutation].tolist()))
         algorithm = factory(task.problem, SMALL, MEDIUM)
         state = run_rounds(algorithm, federation, task, 3)
+        inverse = np.argsort(permutation)
         back = jax.tree.map(
-            lambda a, by=by: np.asarray(a)[np.argsort(by)], federation.client_memory
+            lambda a, inverse=inverse: np.asarray(a)[inverse], federation.client_memory
         )
         ends.append((algorithm.point(state), back))
     return gap(*ends)
 
 
 def resumes_exactly(factory: Factory) -> float:
-    """Return how much a run differs that goes on from its state and its clients' memory."""
+    """Measure how a run resumed from its state and client memory differs."""
     task = small_task(samples=6, noise=1.0, batch_size=2)
 
     def federation() -> Engine:
@@ -83,21 +84,23 @@ def resumes_exactly(factory: Factory) -> float:
     return gap(ends, resumed)
 
 
-def _spoilt(reply: Any) -> Any:
-    """Return a reply that is not finite."""
+def _with_nan(reply: Any) -> Any:
     return reply._replace(arrays={name: np.nan * np.asarray(a) for name, a in reply.arrays.items()})
 
 
 def _gap_of_clients(before: PyTree, after: PyTree, clients: list[int]) -> float:
-    """Return how much the memory of some clients changed."""
     rows = [jax.tree.map(lambda a: np.asarray(a)[clients], tree) for tree in (before, after)]
     return gap(*rows) if jax.tree.leaves(rows) else 0.0
 
 
 MEMORY_LAWS = (
-    Law("asked", "only clients that are asked change what they remember", memory_moves_when_asked,
-        0.0),
-    Law("refused", "a refused reply leaves the memory as it was", refused_changes_nothing, 0.0),
+    Law(
+        "asked",
+        "only sampled clients change their memory",
+        memory_moves_when_asked,
+        0.0,
+    ),
+    Law("refused", "a rejected reply leaves the memory unchanged", refused_changes_nothing, 0.0),
     Law("order", "how clients are numbered must not matter", order_does_not_matter, 1e-12),
-    Law("resumed", "state and memory must be all that a run goes on from", resumes_exactly, 0.0),
-)  # fmt: skip
+    Law("resumed", "a run resumed from state and memory must not differ", resumes_exactly, 0.0),
+)

@@ -1,7 +1,6 @@
-"""The lines of a Flower run's history as they arrive: a bar in the terminal, and trackers."""
+"""The lines of a Flower run's history on arrival: a progress bar in the terminal, and trackers."""
 
 from pathlib import Path
-from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -43,14 +42,16 @@ class RunBar:
         self._bar.stop()
 
     def show(self, line: Json) -> None:
-        """Show a line of the history, or which app was started."""
+        """Show a line of the history, or the digest of the started app."""
         if line["kind"] == "app":
             self._bar.console.print(f"App {line['digest']}", soft_wrap=True)
         elif line["kind"] == "header":
             self._bar.update(self._task, total=line["rounds"])
         elif line["kind"] == "record":
             metrics = {name: value for name, value in line.items() if name not in self._hidden}
-            numbers = [f"{name} {v:.4g}" for name, v in metrics.items() if _is_number(v)]
+            numbers = [
+                f"{name} {v:.4g}" for name, v in metrics.items() if isinstance(v, int | float)
+            ]
             shown = ", ".join(numbers[:_SHOWN])
             self._bar.update(self._task, completed=line["round"], description=shown or "training")
         elif line["kind"] == "refusal":
@@ -60,12 +61,8 @@ class RunBar:
             self._bar.console.print(f"iteration {line['round']}: {line['text']}", markup=False)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
 class Lines:
-    """The lines of a run's history, as they arrive, for the bar and for trackers."""
+    """Passes the lines of a run's history to the progress bar and the trackers."""
 
     def __init__(self, folder: Path, tracking: Tracking, bar: RunBar) -> None:
         self._folder, self._tracking, self._bar, self._begun = folder, tracking, bar, False
@@ -75,8 +72,10 @@ class Lines:
         self._bar.show(line)
         if line["kind"] == "header" and not self._begun:
             self._begun = True
-            there = (self._folder / FILE).is_file()
-            self._tracking.begin_run(line, History.load(self._folder).records if there else ())
+            history_exists = (self._folder / FILE).is_file()
+            self._tracking.begin_run(
+                line, History.load(self._folder).records if history_exists else ()
+            )
         elif line["kind"] == "record":
             self._tracking.record(line)
             self._tracking.save()

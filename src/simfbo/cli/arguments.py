@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how their values are read."""
+"""Arguments shared by several commands, and parsers of their values."""
 
 import argparse
 import math
@@ -13,7 +13,7 @@ from simfbo.errors import UserError, brief, plain
 from simfbo.runs.files import Json
 from simfbo.runs.history import FILE
 
-# Flags that have a name of their own, and the setting each stands for.
+# Flags with a name of their own, and their settings.
 SHORTCUTS = {
     "task": "task.name",
     "dataset": "task.dataset",
@@ -34,7 +34,7 @@ SHORTCUTS = {
 
 
 def whole(text: str) -> int:
-    """Read a whole number, however it is written.
+    """Parse a whole number in any notation.
 
     Example:
         >>> [whole(text) for text in ("1000", "1_000", "1,000", "1e3", "1000.0")]
@@ -48,7 +48,7 @@ def whole(text: str) -> int:
 
 
 def _whole(text: str) -> int:
-    """Return the whole number in a text; raise ValueError if it is none."""
+    """Parse a whole number; raise ValueError for any other text."""
     try:
         return int(text)
     except ValueError:
@@ -58,21 +58,21 @@ def _whole(text: str) -> int:
 
 
 def encoded_bytes(text: str) -> int:
-    """Read a number of bytes, with or without a unit.
+    """Parse a number of bytes, with or without a unit.
 
     Example:
         >>> encoded_bytes("1.5MB"), encoded_bytes("2000")
         (1500000, 2000)
     """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kMGT]?)B?", text.strip())
-    count = 0 if found is None else int(float(found[1]) * 1000 ** " kMGT".index(found[2] or " "))
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kMGT]?)B?", text.strip())
+    count = 0 if match is None else int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
     if not 0 < count < 10**18:
         raise argparse.ArgumentTypeError(f"give a number of bytes such as 50MB, got {brief(text)}")
     return count
 
 
 def seconds_of(text: str) -> float:
-    """Read a number of seconds."""
+    """Parse a number of seconds."""
     try:
         if (seconds := float(text)) >= 0:
             return seconds
@@ -82,7 +82,7 @@ def seconds_of(text: str) -> float:
 
 
 def local_steps(text: str) -> Json:
-    """Return the settings that `--tau` stands for.
+    """Convert `--tau` to settings.
 
     Example:
         >>> local_steps("1..10")
@@ -100,7 +100,7 @@ def local_steps(text: str) -> Json:
 
 
 def span(text: str) -> tuple[str, tuple[float, float]]:
-    """Return (key, (low, high)) of KEY=LOW..HIGH.
+    """Parse KEY=LOW..HIGH to (key, (low, high)).
 
     Example:
         >>> span("algorithm.steps.y=0.01..1")
@@ -115,7 +115,7 @@ def span(text: str) -> tuple[str, tuple[float, float]]:
 
 
 def seeds(text: str) -> int | list[int]:
-    """Return the seeds in 0..2 or 0,5,7; a number by itself is how many there are.
+    """Parse the seeds in 0..2 or 0,5,7; a single number is their count.
 
     Example:
         >>> seeds("3"), seeds("0..2"), seeds("0,5,7")
@@ -125,8 +125,8 @@ def seeds(text: str) -> int | list[int]:
 
     try:
         if ".." not in text:
-            found = [_whole(part) for part in text.split(",")]
-            return found[0] if len(found) == 1 else found
+            values = [_whole(part) for part in text.split(",")]
+            return values[0] if len(values) == 1 else values
         low, high = map(_whole, text.split(".."))
     except ValueError:
         raise UserError(f"--seeds takes 3, 0..2 or 0,5,7; got '{plain(text)}'.") from None
@@ -136,81 +136,115 @@ def seeds(text: str) -> int | list[int]:
 
 
 def numbers(text: str, flag: str) -> list[float]:
-    """Return the numbers in 0.9,0.95."""
+    """Parse numbers such as 0.9,0.95."""
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(map(math.isfinite, found)):
+        values = []
+    if not values or not all(map(math.isfinite, values)):
         raise UserError(f"{flag} takes numbers as 0.9,0.95; got '{plain(text)}'.")
-    return found
+    return values
 
 
 def add_settings(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that make up a configuration, or what several configurations share."""
+    """Add the flags of a configuration, or of the part that several methods share."""
     add = parser.add_argument
     add("task", nargs="?", metavar="TASK", help=f"{any_of(TASKS.names())}, or package.module:task")
     add("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
-    add("--preset", metavar="NAME", help=f"settings that come with simfbo: {any_of(PRESETS)}; they "
-        "override the file, and flags override them")  # fmt: skip
+    add(
+        "--preset",
+        metavar="NAME",
+        help=f"predefined settings: {any_of(PRESETS)}; they override the file, and flags them",
+    )
     add("--dataset", help="for example digits, mnist or schools; simfbo data lists them")
     add("--partition", help="iid (default), shards, dirichlet or natural")
     add("--clients", type=whole, metavar="N", help="number of clients")
     if not several:
-        add("--algorithm", metavar="NAME",
-            help=f"{any_of(METHODS.names())}, or package.module:method")  # fmt: skip
+        add(
+            "--algorithm",
+            metavar="NAME",
+            help=f"{any_of(METHODS.names())}, or package.module:method",
+        )
         add("--seed", type=whole, help="seed of every random draw (default 0)")
-    add("--cohort", type=whole, metavar="P",
-        help="clients per exchange (default 10; everyone for practical tasks)")  # fmt: skip
-    add("--tau", metavar="T", help="local steps: a number, LOW..HIGH for a draw per client, or a "
-        "list such as 1,2,3")  # fmt: skip
-    add("--rules", metavar="R", help="local optimisers: sgd, momentum:0.9, proximal:0.1 or "
-        "coefficients:1:0.5, one for all clients or a list with one for each")  # fmt: skip
+    add(
+        "--cohort",
+        type=whole,
+        metavar="P",
+        help="clients per exchange (default 10; everyone for practical tasks)",
+    )
+    add(
+        "--tau",
+        metavar="T",
+        help="local steps: a number, LOW..HIGH for a draw per client, or a list such as 1,2,3",
+    )
+    add(
+        "--rules",
+        metavar="R",
+        help="local optimisers: sgd, momentum:0.9, proximal:0.1 or "
+        "coefficients:1:0.5, one for all clients or a list with one for each",
+    )
     add("--rounds", type=whole, metavar="T", help="iterations (default 500)")
     add("--every", type=whole, metavar="K", help="evaluate every K iterations (default: 20 times)")
     add("--engine", help="simulated (default, fast) or debug")
-    add("--steps", help="auto: choose step sizes automatically; tuning-free: from the sizes of "
-        "directions (S-TFBO, our reading of the abstract); given: those set")  # fmt: skip
+    add(
+        "--steps",
+        help="auto: choose step sizes automatically; tuning-free: from the sizes of "
+        "directions (S-TFBO, our reading of the abstract); given: those set",
+    )
     add(
         "--codecs",
         metavar="NAME",
         help="small: send coded messages, in a few per cent of the bytes",
     )
-    add("--detect-anomalies", action="store_true", default=None,
-        help="warn of clients whose messages stand out, as deployments do")  # fmt: skip
+    add(
+        "--detect-anomalies",
+        action="store_true",
+        default=None,
+        help="warn of clients whose messages stand out, as deployments do",
+    )
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     add_data_dir(parser)
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> None:
     """Add `--data-dir`."""
-    parser.add_argument("--data-dir", type=Path, metavar="DIR",
-                        help="folder of the data sets (or SIMFBO_DATA_DIR)")  # fmt: skip
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="folder of the data sets (or SIMFBO_DATA_DIR)"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
-    parser.add_argument("--json", action="store_true",
-                        help="print the result as JSON; everything else goes to standard error"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as JSON; everything else goes to standard error",
+    )
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:
     """Add `--track`."""
-    parser.add_argument("--track", action="append", metavar="TRACKER",
-                        help="also log to csv, tensorboard, mlflow or wandb, as in mlflow or "
-                        "tensorboard:FOLDER; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--track",
+        action="append",
+        metavar="TRACKER",
+        help="also log to csv, tensorboard, mlflow or wandb, as in mlflow or "
+        "tensorboard:FOLDER; repeatable",
+    )
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add `--resume`."""
-    parser.add_argument("--resume", type=Path, metavar="DIR",
-                        help="continue what was started in this folder with its settings"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="resume the work in this folder, with its settings",
+    )
 
 
 def add_many_runs(parser: argparse.ArgumentParser) -> None:
-    """Add what commands with many runs share."""
+    """Add the flags of commands with many runs."""
     add = parser.add_argument
     add("--jobs", type=whole, metavar="J", help="parallel runs (default: one per two cores)")
     add("--output", type=Path, metavar="DIR", help="folder for the runs")
@@ -220,44 +254,47 @@ def add_many_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(options: argparse.Namespace) -> Json:
-    """Return what the flags set, by dotted key."""
-    found = {
+    """Return the settings given by flags, by dotted key."""
+    settings = {
         key: getattr(options, flag)
         for flag, key in SHORTCUTS.items()
         if getattr(options, flag, None) is not None
     }
-    found |= local_steps(options.tau) if options.tau is not None else {}
-    found |= {} if options.rules is None else {"local_work.rules": options.rules.split(",")}
-    found |= dict(map(parse_override, options.set))
-    if not options.config and "task.name" not in found:
+    settings |= local_steps(options.tau) if options.tau is not None else {}
+    settings |= {} if options.rules is None else {"local_work.rules": options.rules.split(",")}
+    settings |= dict(map(parse_override, options.set))
+    if not options.config and "task.name" not in settings:
         raise UserError(f"Name a task ({any_of(TASKS.names())}), or give --config FILE.")
     if options.task is not None:
         _require_no_data(options.task)
-    return found
+    return settings
 
 
 def _require_no_data(task: str) -> None:
-    """Raise if a data set, a file or a folder is named where a task should be."""
+    """Raise if a data set, a file or a folder is given as a task."""
     if ":" in task or TASKS.known(task) in TASKS.names():
         return
-    if found := _data_set(task.lower()) or _file(Path(task)):
-        kind, instead = found
-        raise UserError(f"'{plain(task)}' is a {kind}, not a task: {instead}.")
+    if mistaken := _data_set(task.lower()) or _file(Path(task)):
+        kind, advice = mistaken
+        raise UserError(f"'{plain(task)}' is a {kind}, not a task: {advice}.")
 
 
 def _data_set(name: str) -> tuple[str, str] | None:
-    """Return what to write in place of a data set's name; None if there is no such data set."""
+    """Return kind and advice if a name is a data set's; else None."""
     from simfbo import datasets
 
     if name not in (*datasets.NAMES, *datasets.FRAMES):
         return None
-    takers = [task for task in TASKS.names() if name in _data_sets(TASKS.find(task))]
-    python = f"load it in Python by simfbo.datasets.load_frame('{name}')"
-    return "data set", f"write {takers[0]} --dataset {name}" if takers else python
+    accepting_tasks = [task for task in TASKS.names() if name in _data_sets(TASKS.find(task))]
+    in_python = f"load it in Python by simfbo.datasets.load_frame('{name}')"
+    return (
+        "data set",
+        f"write {accepting_tasks[0]} --dataset {name}" if accepting_tasks else in_python,
+    )
 
 
 def _file(path: Path) -> tuple[str, str] | None:
-    """Return what a path is and what to do with it; None if it does not look like a path."""
+    """Return kind and advice if a text looks like a path; else None."""
     if (path / FILE).is_file():
         return "run", f"continue it with simfbo run --resume {path}"
     if path.suffix == ".toml":
@@ -273,19 +310,29 @@ def _file(path: Path) -> tuple[str, str] | None:
 
 
 def _data_sets(task: TaskRecord) -> tuple[str, ...]:
-    """Return the names of the data sets that one of our tasks takes."""
+    """Return the names of the data sets of a built-in task."""
     fields = {} if task.settings is None else task.settings.model_fields
     return get_args(fields["dataset"].annotation) if "dataset" in fields else ()
 
 
 def configuration(options: argparse.Namespace) -> RunConfig:
-    """Return the configuration that file and flags make up."""
+    """Build the configuration from file and flags."""
     return load(options.config, overrides(options))
 
 
-# What may accompany --resume: it does not change the result.
-_HARMLESS = ("resume", "command", "data_dir", "quiet", "jobs", "checkpoint_seconds",
-             "no_baselines", "device", "track", "json")  # fmt: skip
+# Flags that may accompany --resume, since they do not affect the result.
+_ALLOWED_WITH_RESUME = (
+    "resume",
+    "command",
+    "data_dir",
+    "quiet",
+    "jobs",
+    "checkpoint_seconds",
+    "no_baselines",
+    "device",
+    "track",
+    "json",
+)
 
 
 def require_alone(options: argparse.Namespace, add_arguments: Any) -> None:
@@ -294,6 +341,6 @@ def require_alone(options: argparse.Namespace, add_arguments: Any) -> None:
     add_arguments(parser)
     defaults = parser.parse_args([])
     for name, value in vars(options).items():
-        if name not in _HARMLESS and value != getattr(defaults, name):
+        if name not in _ALLOWED_WITH_RESUME and value != getattr(defaults, name):
             flag = name.upper() if name in ("task", "name") else f"--{name.replace('_', '-')}"
             raise UserError(f"--resume takes the settings in the folder: omit {flag}.")

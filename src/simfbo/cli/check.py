@@ -1,4 +1,4 @@
-"""`simfbo check`: try the laws that an algorithm must obey."""
+"""`simfbo check`: check the laws that an algorithm must obey."""
 
 import argparse
 import contextlib
@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
     add = parser.add_argument
-    add("factory", metavar="NAME", help="one of ours, such as fednest, or package.module:factory, "
-        "called with (problem, local, server) or (problem, steps)")  # fmt: skip
-    add("--single-loop", action="store_true",
-        help="also the laws of SimFBO's family (SOBA, eta, sampling, drift)")  # fmt: skip
+    add(
+        "factory",
+        metavar="NAME",
+        help="a built-in method, such as fednest, or package.module:factory, "
+        "called with (problem, local, server) or (problem, steps)",
+    )
+    add(
+        "--single-loop",
+        action="store_true",
+        help="also the laws of SimFBO's family (SOBA, eta, sampling, drift)",
+    )
     add_json(parser)
 
 
@@ -28,29 +35,29 @@ def call(options: argparse.Namespace) -> int:
 
 
 def check(name: str, single_loop: bool, as_json: bool) -> int:
-    """Try the laws on a method; return 1 if one is broken."""
+    """Check the laws on a method; return 1 if one is broken."""
     from simfbo import checks
     from simfbo.config.build import law_factory
 
-    factory, found = law_factory(name), []
+    factory, findings = law_factory(name), []
     laws = checks.LAWS + (checks.SINGLE_LOOP_LAWS if single_loop else ())
-    with contextlib.suppress(Exception):  # a factory that fails does so below, with its law
+    with contextlib.suppress(Exception):  # a failure is reported below, with its law
         laws += checks.MEMORY_LAWS if checks.remembers(factory) else ()
     with progress_bar(quiet=not OUT.is_terminal) as progress:
         for law in progress.track(laws, description="laws"):
-            found.append(_examined(factory, law))
-            verdict = found[-1]["verdict"]
+            findings.append(_examined(factory, law))
+            verdict = findings[-1]["verdict"]
             shown = verdict if verdict == "ok" else verdict.upper()
-            OUT.print(f"{shown:6}  {found[-1]['text']}", markup=False)
-    broken = sum(one["verdict"] != "ok" for one in found)
+            OUT.print(f"{shown:6}  {findings[-1]['text']}", markup=False)
+    broken = sum(finding["verdict"] != "ok" for finding in findings)
     OUT.print(f"{len(laws) - broken} of {len(laws)} laws hold or are violated as declared.")
     if as_json:
-        print_json({"algorithm": name, "passed": not broken, "laws": found})
+        print_json({"algorithm": name, "passed": not broken, "laws": findings})
     return 1 if broken else 0
 
 
 def _examined(factory: "Factory", law: "Law") -> Json:
-    """Try one law; return what was found."""
+    """Check one law; return the finding for programs."""
     from simfbo import checks
 
     try:

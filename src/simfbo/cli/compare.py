@@ -36,17 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `compare`."""
     arguments.add_settings(parser, several=True)
     add = parser.add_argument
-    add("--methods", metavar="A,B", help="which of the file's methods; without a file, algorithms "
-        f"(default: all for a shared lower level; of {', '.join(METHODS.names())})")  # fmt: skip
+    add(
+        "--methods",
+        metavar="A,B",
+        help="which of the file's methods; without a file, algorithms "
+        f"(default: all for a shared lower level; of {', '.join(METHODS.names())})",
+    )
     add(
         "--seeds",
         metavar="S",
         help="3 for the seeds 0, 1, 2; or 0..2, or 0,5,7 (default: the file's, or 3)",
     )
     add("--targets", metavar="T", help="such as 0.9,0.95: the cost of reaching each")
-    add("--equal", choices=("exchanges", "bytes", "iterations"), default="exchanges",
+    add(
+        "--equal",
+        choices=("exchanges", "bytes", "iterations"),
+        default="exchanges",
         help="what methods without `rounds` of their own get the same of (default: exchanges); as "
-        "much as --rounds iterations of the cheapest one take")  # fmt: skip
+        "much as --rounds iterations of the cheapest one take",
+    )
     add("--metric", help="what to compare (default: the task's own)")
     add_or_digits(parser)
     arguments.add_json(parser)
@@ -55,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
-    how: Json = {
+    run_options: Json = {
         "jobs": options.jobs,
         "quiet": options.quiet,
         "data_dir": options.data_dir,
@@ -63,21 +71,25 @@ def call(options: argparse.Namespace) -> int:
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, options.track or used_before(options.resume), **how)
+        return resume(options.resume, options.track or used_before(options.resume), **run_options)
     methods, seeds, unset = plan(options)
     if options.or_digits:
         task = or_digits(next(iter(methods.values())).task, options.data_dir)
-        methods = {name: one.model_copy(update={"task": task}) for name, one in methods.items()}
+        methods = {
+            name: config.model_copy(update={"task": task}) for name, config in methods.items()
+        }
     if options.equal != "iterations" and len(unset) > 1:
         shared = {name: methods[name] for name in unset}
         methods |= _at_equal(options.equal, shared, options.data_dir, options.quiet)
     targets = arguments.numbers(options.targets, "--targets") if options.targets else []
     track = next(iter(methods.values())).track
-    return compare(methods, seeds, targets, options.metric, options.output, track=track, **how)
+    return compare(
+        methods, seeds, targets, options.metric, options.output, track=track, **run_options
+    )
 
 
 def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int], list[str]]:
-    """Return methods and seeds, and the names of the methods that set no iterations."""
+    """Return methods and seeds, and the names of the methods without iterations of their own."""
     from simfbo.studies import comparison
 
     overrides = arguments.overrides(options)
@@ -94,9 +106,9 @@ def plan(options: argparse.Namespace) -> tuple[dict[str, RunConfig], list[int], 
 
 
 def _at_equal(
-    what: str, methods: dict[str, RunConfig], data_dir: Path | None, quiet: bool
+    unit: str, methods: dict[str, RunConfig], data_dir: Path | None, quiet: bool
 ) -> dict[str, RunConfig]:
-    """Return methods with as many iterations as take the same exchanges or bytes; print them."""
+    """Set iterations such that all methods have the same exchanges or bytes; print them."""
     from simfbo.config.build_task import build_task
     from simfbo.runs.report import size
     from simfbo.studies import comparison
@@ -104,12 +116,14 @@ def _at_equal(
     first = next(iter(methods.values()))
     with fetching(quiet):
         task = build_task(first, data_dir)
-    found = {name: comparison.iteration_cost(one, task) for name, one in methods.items()}
-    costs = {name: getattr(one, what) for name, one in found.items()}
+    iteration_costs = {
+        name: comparison.iteration_cost(config, task) for name, config in methods.items()
+    }
+    costs = {name: getattr(cost, unit) for name, cost in iteration_costs.items()}
     methods = comparison.equal(methods, costs)
     total = first.rounds * min(costs.values())
-    amount = size(int(total)) if what == "bytes" else f"{total:,.0f} exchanges"
-    each = ", ".join(f"{name} {one.rounds:,}" for name, one in methods.items())
+    amount = size(int(total)) if unit == "bytes" else f"{total:,.0f} exchanges"
+    each = ", ".join(f"{name} {config.rounds:,}" for name, config in methods.items())
     OUT.print(f"{amount} for each method; iterations: {each}", markup=False)
     return methods
 
@@ -142,7 +156,7 @@ def compare(
         count = f"{len(methods)} methods x {len(seeds)} seed{plural}"
         OUT.print(f"{count} into {directory}", markup=False)
         fetch_first(methods.values(), data_dir, quiet)
-        histories = _swept(runs, workers(jobs), data_dir, quiet, tracking)
+        histories = _run_jobs(runs, workers(jobs), data_dir, quiet, tracking)
         groups = {name: histories[i :: len(methods)] for i, name in enumerate(methods)}
         rows = _show(groups, methods, targets, metric, directory)
         tracking.artefact(*(directory / name for name in _ARTEFACTS))
@@ -160,21 +174,26 @@ def _result(
         "directory": directory,
         "table": list(rows),
         "runs": [
-            {"method": name, "seed": one.header["seed"], **(one.end or {}), "last": one.records[-1]}
+            {
+                "method": name,
+                "seed": history.header["seed"],
+                **(history.end or {}),
+                "last": history.records[-1],
+            }
             for name, group in groups.items()
-            for one in group
+            for history in group
         ],
     }
 
 
-def _swept(
+def _run_jobs(
     runs: "Sequence[Job]",
-    side_by_side: int,
+    workers: int,
     data_dir: Path | None,
     quiet: bool,
     tracking: Tracking,
 ) -> "list[History]":
-    """Run all of them, with a progress bar."""
+    """Run the jobs with a progress bar."""
     from simfbo.studies.sweep import sweep
 
     with progress_bar(quiet) as progress:
@@ -183,7 +202,7 @@ def _swept(
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        return sweep(runs, side_by_side, data_dir, show, tracking)
+        return sweep(runs, workers, data_dir, show, tracking)
 
 
 def _show(
@@ -202,28 +221,35 @@ def _show(
     for history in histories:
         history.column(metric)  # raises if there is no such metric
     rows = tables.rows(groups, metric, targets)
-    looks = figures.looks_of({name: one.algorithm.name for name, one in methods.items()})
+    looks = figures.looks_of({name: config.algorithm.name for name, config in methods.items()})
     note = comparison.caveat(methods)
     figures.save(groups, metric, rows, directory, looks, note)
-    several = len(histories) > len(groups)
-    spread = ", mean ± standard deviation over seeds" if several else ", one seed"
+    several_seeds = len(histories) > len(groups)
+    spread = ", mean ± standard deviation over seeds" if several_seeds else ", one seed"
     print_table(rows, metric.replace("_", " ") + spread)
     if note:
         OUT.print(note, markup=False)
     for name, group in groups.items():
         for history in group:
             for line in history.warnings:
-                where = f"{name}, seed {history.header['seed']}, iteration {line['round']}"
-                OUT.print(f"{where}: {line['text']}", markup=False)
+                source = f"{name}, seed {history.header['seed']}, iteration {line['round']}"
+                OUT.print(f"{source}: {line['text']}", markup=False)
     OUT.print(f"Table, figures and page are in {directory}", markup=False)
     return rows
 
 
-def resume(directory: Path, track: Sequence[str], **how: Any) -> int:
+def resume(directory: Path, track: Sequence[str], **run_options: Any) -> int:
     """Continue a comparison."""
     from simfbo.studies import folder
 
-    begun = folder.load(directory, "compare")
-    methods = {name: checked(tree, {}) for name, tree in begun["methods"].items()}
-    return compare(methods, begun["seeds"], begun["targets"], begun["metric"], directory,
-                   track=track, **how)  # fmt: skip
+    study = folder.load(directory, "compare")
+    methods = {name: checked(tree, {}) for name, tree in study["methods"].items()}
+    return compare(
+        methods,
+        study["seeds"],
+        study["targets"],
+        study["metric"],
+        directory,
+        track=track,
+        **run_options,
+    )

@@ -1,4 +1,4 @@
-"""What all commands print with: the console, progress bars, tables, and folders for results."""
+"""The console, progress bars, tables, and folders for results, for all commands."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ from simfbo.runs.lines import plain
 
 
 class _Console(Console):
-    """A console that leaves it to `simfbo.cli.output` what happens when nobody reads it."""
+    """A console that leaves broken pipes to `simfbo.cli.output`."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error again."""
@@ -39,7 +39,7 @@ OUT = _Console(highlight=False, soft_wrap=True)
 
 @contextlib.contextmanager
 def json_only() -> Generator[None]:
-    """Leave standard output to `print_json` within the block; all else goes to standard error."""
+    """Reserve standard output for `print_json` within the block; other output goes to stderr."""
     OUT.stderr = True
     try:
         yield
@@ -53,15 +53,19 @@ def print_json(value: Json | list[Json]) -> None:
 
 
 def progress_bar(quiet: bool = False) -> Progress:
-    """Return the progress bar of long work."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    """Return the progress bar for long computations."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=OUT, transient=True, disable=quiet)
 
 
 @contextlib.contextmanager
 def fetching(quiet: bool = False) -> Generator[None]:
-    """Show how far a data set is fetched, if one is within the block."""
+    """Show the progress of downloads of data sets within the block."""
     from simfbo.datasets.package_clients import watching
 
     name = TextColumn("fetching {task.description}", markup=False)
@@ -70,14 +74,14 @@ def fetching(quiet: bool = False) -> Generator[None]:
     progress = Progress(*columns, console=OUT, transient=True)
     bars: dict[str, TaskID] = {}
 
-    def show(package: str, arrived: int, size: int) -> None:
+    def show(package: str, downloaded: int, size: int) -> None:
         if package not in bars:
             bars[package] = progress.add_task(package, total=size or None)
             if OUT.is_terminal:
                 progress.start()
             else:
                 OUT.print(f"fetching {package}", markup=False)
-        progress.update(bars[package], completed=min(arrived, size or arrived))
+        progress.update(bars[package], completed=min(downloaded, size or downloaded))
 
     with watching(None if quiet else show):
         try:
@@ -88,7 +92,7 @@ def fetching(quiet: bool = False) -> Generator[None]:
 
 
 def fetch_first(configs: Iterable[RunConfig], data_dir: Path | None, quiet: bool) -> None:
-    """Fetch the data sets of runs, so that their workers find them."""
+    """Download the data sets of runs before their workers start."""
     from simfbo import datasets
 
     names = {getattr(config.task, "dataset", None): None for config in configs}
@@ -104,15 +108,15 @@ def print_table(rows: Sequence[Mapping[str, str]], title: str) -> None:
     """Print a table, a row per mapping."""
     table = Table(title=title)
     for name in rows[0]:
-        words = any(row[name][:1].isalpha() for row in rows)
-        table.add_column(name, justify="left" if words else "right")
+        is_text = any(row[name][:1].isalpha() for row in rows)
+        table.add_column(name, justify="left" if is_text else "right")
     for row in rows:
         table.add_row(*row.values())
     OUT.print(table)
 
 
 def new_folder(prefix: str, config: RunConfig, *suffixes: str) -> Path:
-    """Return a folder under runs/ that does not exist yet, named after what is run."""
+    """Return a new folder under runs/, named after the run."""
     data = [getattr(config.task, "dataset", None), getattr(config.task, "partition", None)]
     names = [prefix, config.task.name, *data, *suffixes]
     base = Path("runs") / as_folder_name(*(str(name) for name in names if name))
@@ -121,7 +125,7 @@ def new_folder(prefix: str, config: RunConfig, *suffixes: str) -> Path:
 
 
 def workers(jobs: int | None) -> int:
-    """Return how many runs go side by side; a run keeps about two cores busy."""
+    """Return the number of parallel runs; a run keeps about two cores busy."""
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {jobs}.")
     return jobs or max(1, (os.cpu_count() or 1) // 2)
@@ -129,9 +133,9 @@ def workers(jobs: int | None) -> int:
 
 @contextlib.contextmanager
 def resumable(file: Path, command: str) -> Generator[None]:
-    """Say how to resume what ends within the block, once there is the file that it takes.
+    """Add the command to resume to an interruption within the block, once `file` exists.
 
-    That is after Ctrl-C, and where a file cannot be written.
+    That covers Ctrl-C, and files that cannot be written.
     """
     try:
         yield
@@ -147,5 +151,5 @@ def resumable(file: Path, command: str) -> Generator[None]:
 
 
 def interrupted(directory: Path, command: str) -> KeyboardInterrupt:
-    """Return Ctrl-C with a sentence that says how to resume."""
+    """Return a KeyboardInterrupt whose text is the command to resume."""
     return KeyboardInterrupt(f"interrupted. Resume with: simfbo {command} --resume {directory}")

@@ -1,4 +1,4 @@
-"""`simfbo cost`: what an iteration sends, without running it."""
+"""`simfbo cost`: the communication of an iteration, without running it."""
 
 import argparse
 from pathlib import Path
@@ -42,9 +42,10 @@ def cost(config: RunConfig, data_dir: Path | None, as_json: bool) -> int:
     ledger = engines.cost(algorithm, federation, task.x0, task.y0)
     federation.remember(algorithm, task.x0, task.y0)
     notes = []
-    if kept := federation.memory_bytes:
+    if memory_bytes := federation.memory_bytes:
         notes.append(
-            f"Every client keeps {size(kept)} from one exchange to the next, which are not sent."
+            f"Every client keeps {size(memory_bytes)} from one exchange to the next, which are "
+            "not sent."
         )
     if ledger.total.estimated:
         notes.append(
@@ -56,18 +57,20 @@ def cost(config: RunConfig, data_dir: Path | None, as_json: bool) -> int:
         notes.append(
             f"Automatic step sizes add up to {most} exchanges before the first, and some later."
         )
-    if varies := algorithm.known_violations.get("ledger is cost"):
-        notes.append(f"This is one draw of an iteration. {varies}")
+    if reason := algorithm.known_violations.get("ledger is cost"):
+        notes.append(f"This is one draw of an iteration. {reason}")
     if as_json:
-        print_json({
-            "algorithm": algorithm.name,
-            "task": config.task.name,
-            "steps": {name: sent._asdict() for name, sent in ledger.by_step.items()},
-            "total": ledger.total._asdict(),
-            "bytes_by_channel": ledger.by_channel,
-            "memory_bytes": kept,
-            "notes": notes,
-        })  # fmt: skip
+        print_json(
+            {
+                "algorithm": algorithm.name,
+                "task": config.task.name,
+                "steps": {name: traffic._asdict() for name, traffic in ledger.by_step.items()},
+                "total": ledger.total._asdict(),
+                "bytes_by_channel": ledger.by_channel,
+                "memory_bytes": memory_bytes,
+                "notes": notes,
+            }
+        )
         return 0
     _print(ledger, f"One iteration of {algorithm.name} on {config.task.name}")
     for note in notes:
@@ -82,7 +85,9 @@ def _print(ledger: "Ledger", title: str) -> None:
     table = Table(title=title)
     for name in ("client step", "exchanges", "floats down", "floats up", "down", "up"):
         table.add_column(name, justify="left" if name == "client step" else "right")
-    for name, sent in [*ledger.by_step.items(), ("total", ledger.total)]:
-        floats = f"{sent.floats_down:,}", f"{sent.floats_up:,}"
-        table.add_row(name, str(sent.rounds), *floats, size(sent.bytes_down), size(sent.bytes_up))
+    for name, traffic in [*ledger.by_step.items(), ("total", ledger.total)]:
+        floats = f"{traffic.floats_down:,}", f"{traffic.floats_up:,}"
+        table.add_row(
+            name, str(traffic.rounds), *floats, size(traffic.bytes_down), size(traffic.bytes_up)
+        )
     OUT.print(table)

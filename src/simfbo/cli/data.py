@@ -1,4 +1,4 @@
-"""`simfbo data`: list the data sets, or fetch one."""
+"""`simfbo data`: list the data sets, or download one."""
 
 import argparse
 from pathlib import Path
@@ -29,52 +29,66 @@ def call(options: argparse.Namespace) -> int:
 
 
 def fetch(name: str, data_dir: Path | None, as_json: bool) -> int:
-    """Fetch a data set and print its size."""
+    """Download a data set and print its size."""
     from simfbo import datasets
 
     name = name.lower()
     with fetching():
         if name in datasets.TABLES:
-            found = _table(datasets.load_table(name, data_dir))
+            description = _table(datasets.load_table(name, data_dir))
         elif name in datasets.FRAMES:
-            found = _frame(datasets.load_frame(name, data_dir))
+            description = _frame(datasets.load_frame(name, data_dir))
         else:
-            found = _images(datasets.load(name, data_dir))
+            description = _images(datasets.load(name, data_dir))
     if as_json:
-        print_json({"name": name, **found})
-    OUT.print(f"{name}: {found.pop('text')}.")
+        print_json({"name": name, **description})
+    OUT.print(f"{name}: {description.pop('text')}.")
     return 0
 
 
 def _table(table: "TableData") -> Json:
-    """Return what a table holds."""
+    """Describe a table."""
     rows, columns = table.features.shape
     clients = None if table.clients is None else int(table.clients.max()) + 1
-    held = "no clients" if clients is None else f"{clients} clients"
-    return {"rows": rows, "features": columns, "clients": clients,
-            "text": f"{rows:,} rows of {columns} features, {held}"}  # fmt: skip
+    clients_text = "no clients" if clients is None else f"{clients} clients"
+    return {
+        "rows": rows,
+        "features": columns,
+        "clients": clients,
+        "text": f"{rows:,} rows of {columns} features, {clients_text}",
+    }
 
 
 def _frame(data: "FrameData") -> Json:
-    """Return what a data frame holds."""
+    """Describe a data frame."""
     rows, columns = data.frame.shape
     clients = None if data.clients is None else len(set(data.frame[data.clients].tolist()))
-    held = "no clients" if clients is None else f"{clients} clients in the column {data.clients}"
+    clients_text = (
+        "no clients" if clients is None else f"{clients} clients in the column {data.clients}"
+    )
     features = columns - (clients is not None)
-    return {"rows": rows, "features": features, "clients": clients,
-            "text": f"{rows:,} rows of {features} features, {held}"}  # fmt: skip
+    return {
+        "rows": rows,
+        "features": features,
+        "clients": clients,
+        "text": f"{rows:,} rows of {features} features, {clients_text}",
+    }
 
 
 def _images(images: "ImageData") -> Json:
-    """Return what a set of images holds."""
+    """Describe a set of images."""
     count, *shape = images.train_images.shape
     tests, size = len(images.test_labels), " x ".join(map(str, shape))
-    return {"training_images": count, "test_images": tests, "shape": shape,
-            "text": f"{count:,} training and {tests:,} test images of {size}"}  # fmt: skip
+    return {
+        "training_images": count,
+        "test_images": tests,
+        "shape": shape,
+        "text": f"{count:,} training and {tests:,} test images of {size}",
+    }
 
 
 def show_all(data_dir: Path | None, as_json: bool) -> int:
-    """Print which data sets there are, and the folder they are kept in."""
+    """Print the available data sets and the data folder."""
     from simfbo import datasets
 
     rows = datasets.status(data_dir)

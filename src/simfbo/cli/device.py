@@ -1,4 +1,4 @@
-"""Which devices a command computes on."""
+"""The devices that a command computes on."""
 
 import os
 
@@ -9,21 +9,21 @@ _MOST = 64
 
 
 def use_device(name: str) -> None:
-    """Let JAX use devices of one kind; call this before anything else uses JAX.
+    """Select the devices of JAX; must be called before JAX is used.
 
     Args:
         name: cpu, gpu (NVIDIA's), rocm (AMD's) or tpu; cpu:4 for four devices, which share the
             processor.
     """
     kind, colon, count = name.partition(":")
-    wanted = int(count) if count.isdecimal() and len(count) < 4 else 0
-    if kind not in _KINDS or (colon and not (kind == "cpu" and 1 <= wanted <= _MOST)):
+    devices = int(count) if count.isdecimal() and len(count) < 4 else 0
+    if kind not in _KINDS or (colon and not (kind == "cpu" and 1 <= devices <= _MOST)):
         raise UserError(
             f"--device takes cpu, gpu, rocm, tpu, or cpu:2 to cpu:{_MOST}; got '{plain(name)}'."
         )
     os.environ["JAX_PLATFORMS"] = _KINDS[kind]
-    if wanted:
-        flag = f"--xla_force_host_platform_device_count={wanted}"
+    if devices:
+        flag = f"--xla_force_host_platform_device_count={devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     _require_there(kind)
 

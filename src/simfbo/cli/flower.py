@@ -11,8 +11,9 @@ from typing import Any
 
 from rich.table import Table
 
+from simfbo.cli import _flower_arguments
 from simfbo.cli._flower_lines import Lines, RunBar
-from simfbo.cli.arguments import add_json, add_track, whole
+from simfbo.cli.arguments import add_json
 from simfbo.cli.console import OUT, interrupted, print_json, progress_bar
 from simfbo.errors import MissingExtra, UserError, missing, plain
 from simfbo.runs.files import Json
@@ -36,17 +37,34 @@ _NODE_CONFIG = re.compile(r"""\s*([\w-]+=('[^']*'|"[^"]*"|[^\s'"]+)\s*)*""")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `flower`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_new(_command(commands, "new", "create an app that can be run at once", _new))
-    _add_certs(_command(commands, "certs", "create or renew certificates and keys", _certs))
-    _add_up(_command(commands, "up", "start a SuperLink and nodes on this machine", _up))
-    _add_run(_command(commands, "run", "train with an app on a running federation", _run))
+    _flower_arguments.add_new(
+        _command(commands, "new", "create an app that can be run at once", _new)
+    )
+    _flower_arguments.add_certs(
+        _command(commands, "certs", "create or renew certificates and keys", _certs)
+    )
+    _flower_arguments.add_up(
+        _command(commands, "up", "start a SuperLink and nodes on this machine", _up)
+    )
+    _flower_arguments.add_run(
+        _command(commands, "run", "train with an app on a running federation", _run)
+    )
     admit = _command(commands, "admit", "admit a node by its public key", _admit)
-    admit.add_argument("key", type=Path, help="its public key, such as node-4.pub; a key of the "
-                       "same name is replaced")  # fmt: skip
-    who = _command(commands, "operators", "add, list and revoke those who may start runs", _who)
-    who.add_argument("action", choices=("add", "list", "revoke"))
-    who.add_argument("name", nargs="?", metavar="NAME|KEY.pub",
-                     help="the operator; add creates a key, or takes a public one")  # fmt: skip
+    admit.add_argument(
+        "key",
+        type=Path,
+        help="its public key, such as node-4.pub; a key of the same name is replaced",
+    )
+    manage = _command(
+        commands, "operators", "add, list and revoke those who may start runs", _operators
+    )
+    manage.add_argument("action", choices=("add", "list", "revoke"))
+    manage.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME|KEY.pub",
+        help="the operator; add creates a key, or takes a public one",
+    )
     digest = _command(commands, "digest", "print the digest of an app, for --only-apps", _digest)
     digest.add_argument("app", type=Path, help="folder of the app")
     add_json(_command(commands, "status", "show processes, nodes, runs and open ports", _status))
@@ -54,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Raise, since no command was named."""
+    """Raise, since a subcommand is required."""
     names = "new, certs, up, admit, operators, digest, run, status or down"
     raise UserError(f"Name a command: {names} (simfbo flower --help).")
 
@@ -62,80 +80,35 @@ def call(options: argparse.Namespace) -> int:
 def _command(
     commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """Return the parser of one command."""
+    """Add the parser of one command."""
     parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.set_defaults(command=partial(_with_home, function))
-    parser.add_argument("--folder", type=Path, default=Path("federation"), metavar="DIR",
-                        help="folder of the federation (default: federation)")  # fmt: skip
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("federation"),
+        metavar="DIR",
+        help="folder of the federation (default: federation)",
+    )
     return parser
 
 
 def _with_home(function: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command; a user without a home folder keeps Flower's files in the federation's."""
+    """Run a command; without a home folder, Flower's files go to the federation's folder."""
     if not Path(os.path.expanduser("~")).is_absolute():
         os.environ.setdefault("FLWR_HOME", str(options.folder.absolute() / "flwr"))
     return function(options)
-
-
-def _add_new(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("app", type=Path, metavar="NAME", help="folder to create")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--estimator", choices=("FederatedLogistic", "FederatedRidge"),
-                      default="FederatedLogistic",
-                      help="the model to train (default: FederatedLogistic)")  # fmt: skip
-    what.add_argument("--losses", dest="estimator", action="store_const", const="losses",
-                      help="two losses to change, in place of an estimator")  # fmt: skip
-
-
-def _add_certs(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--host", action="append", default=[], metavar="NAME",
-        help="name or address by which nodes reach the server; repeatable")  # fmt: skip
-    add("--nodes", type=_positive, default=3, metavar="K", help="number of node keys (default 3)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--renew", action="store_true",
-                     help="replace those that are used here, also while runs go on")  # fmt: skip
-    how.add_argument("--new", action="store_true", help="replace all, and begin anew")
-
-
-def _add_up(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--nodes", type=_count, default=3, metavar="K", help="nodes on this machine (default 3)")
-    add("--parts", type=_positive, metavar="N",
-        help="total number of nodes that share the clients (default: those here)")  # fmt: skip
-    add("--port", type=_port, default=9300, metavar="P",
-        help="port of the SuperLink; node k uses P + k (default 9300)")  # fmt: skip
-    add("--host", action="append", default=[], metavar="NAME", help="also listen to other "
-        "machines, which know this one by that name; repeatable")  # fmt: skip
-    add("--join", metavar="HOST:PORT", help="start one node only, for a SuperLink elsewhere")
-    add("--node", type=_positive, metavar="K", help="the number of this node, with --join")
-    add("--node-config", default="", metavar="TEXT",
-        help="settings passed to load_client, such as \"data='/srv/data'\"")  # fmt: skip
-    add("--only-apps", type=_digests, default=[], metavar="DIGEST[,DIGEST]",
-        help="the nodes here run these apps only (simfbo flower digest APP)")  # fmt: skip
-    add("--insecure", action="store_true", help="without TLS and node keys, on this machine only")
-    add("--stock", action="store_true", help="use Flower's own, slower SuperNode and SuperExec")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("app", type=Path, help="folder of the app, such as examples/flower_app")
-    add("--set", action="append", default=[], metavar="KEY=VALUE",
-        help="a setting of the app's [tool.flwr.app.config]; repeatable")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="folder of the run (default: under runs)")
-    add("--resume", type=Path, metavar="DIR", help="resume the run in this folder")
-    add("--retries", type=_count, default=3, metavar="N",
-        help="how often to resume if the server's process dies (default 3)")  # fmt: skip
-    add_track(parser)
 
 
 def _new(options: argparse.Namespace) -> int:
     """Create an app."""
     app = options.app
     files = _ops("new_app").create(app, options.estimator)
-    OUT.print(f"Created {app}: {', '.join(one for one in files if '/' not in one)} and synthetic "
-              f"rows in data. Next: 'simfbo flower up --nodes 3', then 'simfbo flower run {app}'; "
-              f"{app / 'README.md'} says what to change.")  # fmt: skip
+    OUT.print(
+        f"Created {app}: {', '.join(file for file in files if '/' not in file)} and synthetic "
+        f"rows in data. Next: 'simfbo flower up --nodes 3', then 'simfbo flower run {app}'; "
+        f"{app / 'README.md'} says what to change."
+    )
     return 0
 
 
@@ -144,8 +117,10 @@ def _certs(options: argparse.Namespace) -> int:
     credentials = _ops("credentials")
     if options.renew:
         return _renew(options)
-    made = credentials.create_certificates(options.folder, options.host, options.nodes, options.new)
-    OUT.print(f"Created {', '.join(made)}." if made else "Nothing was missing.")
+    created = credentials.create_certificates(
+        options.folder, options.host, options.nodes, options.new
+    )
+    OUT.print(f"Created {', '.join(created)}." if created else "Nothing was missing.")
     OUT.print(
         f"Everything is in {options.folder.resolve()}. A node's machine needs certificates/ca.crt "
         "and its own keys/node-K; ca.key, server.key and operators must stay here."
@@ -160,8 +135,10 @@ def _renew(options: argparse.Namespace) -> int:
     OUT.print(f"Renewed {', '.join(renewed)}.")
     layout = _ops("folder").Layout(options.folder.resolve())
     if layout.setup.exists() and not layout.read_setup().link:
-        OUT.print("Send the new keys/node-K.pub to the server, where an operator admits it with "
-                  "'simfbo flower admit'. The node then uses its new key.")  # fmt: skip
+        OUT.print(
+            "Send the new keys/node-K.pub to the server, where an operator admits it with "
+            "'simfbo flower admit'. The node then uses its new key."
+        )
     _warn(options.folder)
     return 0
 
@@ -176,10 +153,12 @@ def _up(options: argparse.Namespace) -> int:
             progress.update(bar, completed=done, description=f"Starting {waiting_for}")
 
         control.up(options.folder, setup, options.host, show)
-    where = f"SuperLink at {setup.address}" if setup.link else f"joined {setup.address}"
+    address = f"SuperLink at {setup.address}" if setup.link else f"joined {setup.address}"
     security = "without TLS" if setup.insecure else "with TLS and node keys"
-    nodes = f"{len(setup.nodes)} node{'' if len(setup.nodes) == 1 else 's'} here"
-    OUT.print(f"Up: {where}, {nodes}, {security}. Logs are in {options.folder.resolve() / 'logs'}.")
+    nodes_text = f"{len(setup.nodes)} node{'' if len(setup.nodes) == 1 else 's'} here"
+    OUT.print(
+        f"Up: {address}, {nodes_text}, {security}. Logs are in {options.folder.resolve() / 'logs'}."
+    )
     layout = _ops("folder").Layout(options.folder.resolve())
     _print_listening(control.listening(layout, setup))
     _warn(options.folder)
@@ -187,7 +166,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _warn(folder: Path) -> None:
-    """Print a sentence for every certificate that expires soon."""
+    """Print a warning for every certificate that expires soon."""
     tools = _ops("folder")
     layout = tools.Layout(folder.resolve())
     link = not layout.setup.exists() or layout.read_setup().link
@@ -201,12 +180,13 @@ def _admit(options: argparse.Namespace) -> int:
     return 0
 
 
-def _who(options: argparse.Namespace) -> int:
+def _operators(options: argparse.Namespace) -> int:
     """Add, list or revoke operators."""
     operators, folder = _ops("operators"), options.folder.resolve() / "operators"
     if options.action == "list":
-        _print_table("operators", ("operator", "fingerprint", "private key"),
-                     operators.listed(folder))  # fmt: skip
+        _print_table(
+            "operators", ("operator", "fingerprint", "private key"), operators.listed(folder)
+        )
         return 0
     if options.name is None:
         raise UserError(f"Name the operator: simfbo flower operators {options.action} NAME.")
@@ -235,23 +215,23 @@ def _down(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     """Show processes, nodes and runs."""
-    found = _ops("control").status(options.folder)
+    status = _ops("control").status(options.folder)
     if options.json:
-        print_json({"up": found is not None, **({} if found is None else found._asdict())})
-        return 0 if found else 1
-    if found is None:
+        print_json({"up": status is not None, **({} if status is None else status._asdict())})
+        return 0 if status else 1
+    if status is None:
         OUT.print(f"Down: nothing is running in {options.folder.resolve()}.")
         return 1
     rows = [
-        {"process": name, "pid": known["pid"] or "restarting", "starts": known["starts"]}
-        for name, known in found.processes.items()
+        {"process": name, "pid": process["pid"] or "restarting", "starts": process["starts"]}
+        for name, process in status.processes.items()
     ]
     _print_table("processes", ("process", "pid", "starts"), rows)
-    if found.nodes is not None:  # only on the server
-        _print_table("nodes", ("node-id", "key", "status", "online-elapsed"), found.nodes)
-        _print_table("runs", ("run-id", "status", "elapsed", "app"), found.runs)
-    _print_listening(found.listening)
-    for sentence in found.expiring:
+    if status.nodes is not None:  # only on the server
+        _print_table("nodes", ("node-id", "key", "status", "online-elapsed"), status.nodes)
+        _print_table("runs", ("run-id", "status", "elapsed", "app"), status.runs)
+    _print_listening(status.listening)
+    for sentence in status.expiring:
         OUT.print(f"Warning: {sentence}")
     return 0
 
@@ -283,13 +263,13 @@ def _print_end(folder: Path, end: Json | None) -> int:
     if end is not None and end["status"] == "finished":
         OUT.print(f"Finished. History and checkpoints are in {folder}; simfbo report draws them.")
         return 0
-    how = "was cut off" if end is None else f"ended as {end['status']}: {end.get('reason', '')}"
-    OUT.print(f"The run {how.rstrip('.: ')}. Resume it with --resume {folder}.")
+    outcome = "was cut off" if end is None else f"ended as {end['status']}: {end.get('reason', '')}"
+    OUT.print(f"The run {outcome.rstrip('.: ')}. Resume it with --resume {folder}.")
     return 1
 
 
 def _print_listening(rows: Sequence[Json]) -> None:
-    """Print which addresses are listened on, and who may use them."""
+    """Print the addresses that are listened on, and the required credentials."""
     _print_table("ports", ("listening on", "with", "for", "who must have"), rows)
 
 
@@ -302,7 +282,7 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Json]) -> No
 
 
 def _setup(options: argparse.Namespace) -> Any:
-    """Return the setup that the flags of `up` describe."""
+    """Build the setup from the flags of `up`."""
     if not _NODE_CONFIG.fullmatch(options.node_config):
         raise UserError("Write --node-config as \"data='/srv/data' site=3\": names and values.")
     folder = _ops("folder")
@@ -311,8 +291,9 @@ def _setup(options: argparse.Namespace) -> Any:
     if options.join is not None:
         folder.local_port(options.join)
         if options.node is None or options.parts is None or options.node > parts:
-            raise UserError("--join needs the number of this node and of all nodes, such as "
-                            "--node 2 --parts 3.")  # fmt: skip
+            raise UserError(
+                "--join needs the number of this node and of all nodes, such as --node 2 --parts 3."
+            )
     elif parts < len(nodes):
         raise UserError(f"{len(nodes)} nodes cannot share {parts} parts: raise --parts.")
     _require_safe(options)
@@ -331,7 +312,7 @@ def _setup(options: argparse.Namespace) -> Any:
 
 
 def _require_safe(options: argparse.Namespace) -> None:
-    """Raise if flags leave a door open that another one closes."""
+    """Raise if flags contradict each other in security."""
     local = options.join is None or re.match(r"(127\.|localhost:|\[::1\]:)", options.join)
     if options.insecure and (options.host or not local):
         raise UserError("--insecure works on this machine only: omit it, or --host and --join.")
@@ -340,7 +321,7 @@ def _require_safe(options: argparse.Namespace) -> None:
 
 
 def _assignment(text: str) -> tuple[str, str]:
-    """Return key and value of KEY=VALUE."""
+    """Parse KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set takes KEY=VALUE, got '{plain(text)}'.")
@@ -355,33 +336,3 @@ def _ops(name: str) -> Any:
         if str(error.name).startswith("simfbo"):
             raise
         raise MissingExtra(missing("flwr", "flower")) from None
-
-
-def _digests(text: str) -> list[str]:
-    """Read digests, separated by commas."""
-    found = text.lower().split(",")
-    if not all(re.fullmatch(r"[0-9a-f]{64}", one) for one in found):
-        raise argparse.ArgumentTypeError("write digests as 'simfbo flower digest APP' prints them")
-    return found
-
-
-def _count(text: str) -> int:
-    """Read a whole number from 0 to 1,000."""
-    return _between(text, 0, 1000)
-
-
-def _positive(text: str) -> int:
-    """Read a whole number from 1 to 1,000."""
-    return _between(text, 1, 1000)
-
-
-def _port(text: str) -> int:
-    """Read a port that leaves room for the nodes' above it."""
-    return _between(text, 1024, 64_000)
-
-
-def _between(text: str, low: int, high: int) -> int:
-    number = whole(text)
-    if not low <= number <= high:
-        raise argparse.ArgumentTypeError(f"'{text}' is not between {low} and {high}")
-    return number

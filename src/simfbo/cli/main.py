@@ -1,6 +1,6 @@
 """The entry point of the command line: `simfbo COMMAND ...`.
 
-Heavy imports happen inside the commands, so that help and mistakes answer at once.
+Heavy imports happen inside the commands, so that help and errors appear immediately.
 """
 
 import argparse
@@ -39,12 +39,12 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    That is 0 done, 1 failed, 2 wrong input or a file that cannot be used, 130 interrupted, 141
-    when whoever reads the output has left, as in `simfbo data | head -1`.
+    0 for success, 1 for failure, 2 for invalid input or an unusable file, 130 for an interruption,
+    and 141 if the reader of the output has closed it, as in `simfbo data | head -1`.
 
     Args:
-        arguments: those of the process by default, which then is about to end: signals that come
-            later are ignored.
+        arguments: those of the process by default, which then is about to end: later signals are
+            ignored.
     """
     interrupts, restore = Interrupts(_end_at_once), None
     try:
@@ -63,32 +63,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _take_signals(interrupts: Interrupts) -> Callable[[], None] | None:
-    """Let a terminated command end as one does after Ctrl-C; return what undoes it.
+    """Handle termination like Ctrl-C; return a function that restores the handlers.
 
-    Signals that are ignored stay so: SIGINT in a background shell, SIGHUP under nohup.
+    Ignored signals stay ignored: SIGINT in a background shell, SIGHUP under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         return None
-    return install(interrupts, *(one for one in SIGNALS if signal.getsignal(one) != signal.SIG_IGN))
+    return install(
+        interrupts, *(number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+    )
 
 
 def _end_at_once() -> NoReturn:
-    """End the process; files are written so that this can harm none."""
+    """Exit immediately; files are written atomically, so none is damaged."""
     os.write(2, b"simfbo: ended at once. Resume from the last checkpoint with --resume.\n")
     os._exit(130)
 
 
 def _call(words: Sequence[str]) -> int:
-    """Run a command; print what went wrong, and return the exit code."""
+    """Run a command; print errors, and return the exit code."""
     _show_warnings_as_sentences()
     output.prepare()
-    # One pool size on every machine, so that results do not depend on its cores: as many as the
-    # engine has lanes. Read by XLA when JAX is first used.
+    # A fixed pool size, so that results do not depend on the number of cores: as many as the
+    # engine has lanes. XLA reads it when JAX is first used.
     os.environ.setdefault("PJRT_NPROC", "2")
     try:
         with output.complete():
             return _run(words)
-    except ResumableError as error:  # its own text speaks Python
+    except ResumableError as error:  # its own text is for Python
         return _say(f"{error.advice} continue the run with --resume.")
     except UserError as error:
         return _say(str(error))
@@ -105,7 +107,7 @@ def _call(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run a command, and return its exit code."""
+    """Parse the arguments, run the command, and return its exit code."""
     parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
     options = parser.parse_args(words)
     if getattr(options, "json", False):
@@ -120,20 +122,20 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _say(sentence: str) -> int:
-    """Print a sentence to standard error, if there is one; return the exit code of wrong input."""
+    """Print a sentence to stderr if possible; return the exit code of invalid input."""
     with contextlib.suppress(OSError):
         print(f"simfbo: {sentence}", file=sys.stderr)
     return 2
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of one command, or one that only knows what commands there are."""
+    """Build the parser of one command, or one that only lists the commands."""
     description = "Federated bilevel optimisation: run, measure, compare."
     parser = _Parser(prog="simfbo", description=description)
     parser.add_argument("--version", action="version", version=f"simfbo {simfbo.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in _COMMANDS.items():
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
@@ -141,9 +143,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         )
         if name == command:
             module = _module(name)
-            own.epilog = getattr(module, "EPILOG", None)
-            own.set_defaults(command=module.call)
-            module.add_arguments(own)
+            subparser.epilog = getattr(module, "EPILOG", None)
+            subparser.set_defaults(command=module.call)
+            module.add_arguments(subparser)
     return parser
 
 
@@ -156,28 +158,28 @@ def _module(name: str) -> ModuleType:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a wrong flag like any other wrong input: in one sentence."""
+    """An argument parser that reports errors in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found."""
+        """Raise argparse's error as a `UserError`."""
         kind, _, words = message.partition("unrecognized arguments: ")
         if words and not kind:
             raise UserError(self._unknown_flag(words))
-        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            known = re.findall(r"[\w-]+", found[2])
-            hint = _closest(found[1], known) or f"Use {', '.join(known)}."
+        if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            choices = re.findall(r"[\w-]+", match[2])
+            hint = _closest(match[1], choices) or f"Use {', '.join(choices)}."
             flag = re.match(r"argument (--[\w-]+)", message)
-            what = f"value of {flag[1]}" if flag else "command"
-            raise UserError(f"Unknown {what} '{plain(found[1])}'. {hint}")
+            noun = f"value of {flag[1]}" if flag else "command"
+            raise UserError(f"Unknown {noun} '{plain(match[1])}'. {hint}")
         raise UserError(f"{plain(message.removeprefix('argument '), 250)}.")
 
     def _unknown_flag(self, words: str) -> str:
-        """Return what to say of words that no argument of the command takes."""
+        """Return the message for an unknown flag or argument."""
         name = words.split("=")[0].split()[0]
         if not name.startswith("-"):
             return f"'{plain(words)}' is one argument too many. See {self.prog} COMMAND --help."
-        known = [flag for one in _parsers(self) for flag in one._option_string_actions]
-        hint = _closest(f"--{name.lstrip('-')}", known) or f"See {self.prog} COMMAND --help."
+        flags = [flag for parser in _parsers(self) for flag in parser._option_string_actions]
+        hint = _closest(f"--{name.lstrip('-')}", flags) or f"See {self.prog} COMMAND --help."
         return f"Unknown flag '{plain(name)}'. {hint}"
 
 
@@ -191,13 +193,13 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
-    """Return 'Did you mean ...?' if a known word is close to one; else nothing."""
+    """Suggest a similar known word, if there is one."""
     close = difflib.get_close_matches(word[:80].lower(), list(known), 1)
     return f"Did you mean '{close[0]}'?" if close else ""
 
 
 def _show_warnings_as_sentences() -> None:
-    """Print warnings as the command line prints everything."""
+    """Print warnings in the style of the command line."""
 
     def show(message: object, *rest: object) -> None:
         _say(str(message))

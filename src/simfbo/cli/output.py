@@ -1,4 +1,4 @@
-"""Standard output that is ASCII only, closed, full, or read by nobody any more."""
+"""Robust standard output: ASCII only, closed, full, or with a broken pipe."""
 
 import codecs
 import contextlib
@@ -10,24 +10,41 @@ from collections.abc import Generator
 
 from simfbo.errors import UserError
 
-_ASCII = {"±": "+-", "–": "-", "−": "-", "…": "...", "²": "^2", "∇": "grad ",  # noqa: RUF001
-          "Φ": "Phi", "τ": "tau", "η": "eta", "√": "sqrt ", "▁": "_", "▂": ".", "▃": "-",
-          "▄": ":", "▅": "=", "▆": "+", "▇": "*", "█": "#"}  # fmt: skip
+_ASCII = {
+    "±": "+-",
+    "–": "-",  # noqa: RUF001
+    "−": "-",  # noqa: RUF001
+    "…": "...",
+    "²": "^2",
+    "∇": "grad ",
+    "Φ": "Phi",
+    "τ": "tau",
+    "η": "eta",
+    "√": "sqrt ",
+    "▁": "_",
+    "▂": ".",
+    "▃": "-",
+    "▄": ":",
+    "▅": "=",
+    "▆": "+",
+    "▇": "*",
+    "█": "#",
+}
 
-_NOBODY = (errno.EPIPE, errno.EIO)  # a pipe or a terminal that was closed
+_CLOSED = (errno.EPIPE, errno.EIO)  # a pipe or a terminal that was closed
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Gone(Exception):
-    """Whoever read standard output has left."""
+    """The reader of standard output has closed it."""
 
 
 def prepare() -> None:
-    """Let the standard streams take any text, and stand in for those that the caller has closed."""
+    """Make the standard streams accept any text, and replace closed ones."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # another file would get its number, and whatever libraries print
+        except OSError:  # else the next file opened would get this number, and libraries' output
             os.open(os.devnull, os.O_RDWR)
     codecs.register_error("simfbo", _readable)
     for name in ("stdout", "stderr"):
@@ -39,10 +56,10 @@ def prepare() -> None:
 
 
 def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what stands for characters that an encoding lacks, and where these end."""
+    """Replace characters that the encoding lacks; return the text and the next position."""
     if isinstance(error, UnicodeEncodeError):
         text = error.object[error.start]
-        if "\udc80" <= text <= "\udcff":  # how Python reads a file name of other bytes
+        if "\udc80" <= text <= "\udcff":  # an undecodable byte of a file name
             return bytes([ord(text) - 0xDC00]), error.start + 1
         if text in _ASCII:
             return _ASCII[text], error.start + 1
@@ -51,11 +68,11 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
 
 @contextlib.contextmanager
 def complete() -> Generator[None]:
-    """Notice within the block and at its end whether standard output can be written.
+    """Check within the block and at its end that standard output can be written.
 
     Raises:
-        Gone: nobody reads it any more.
-        UserError: it cannot be written for another reason, such as a full disk.
+        Gone: if its reader has closed it.
+        UserError: for another reason, such as a full disk.
     """
     try:
         try:
@@ -63,10 +80,10 @@ def complete() -> Generator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in (*_NOBODY, *_FULL):
+        if error.filename is not None or error.errno not in (*_CLOSED, *_FULL):
             raise  # from a file, or from a network
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what Python writes at its end
-        if error.errno in _NOBODY:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for Python's flush at exit
+        if error.errno in _CLOSED:
             raise Gone from None
         raise UserError(f"Standard output cannot be written: {error.strerror}.") from None

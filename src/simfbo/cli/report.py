@@ -10,8 +10,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     add("--metric", help="what to draw (default: the main metric)")
-    add("--output", type=Path, default=Path("report"), metavar="DIR",
-        help="where to write figure.png, figure.svg and report.html")  # fmt: skip
+    add(
+        "--output",
+        type=Path,
+        default=Path("report"),
+        metavar="DIR",
+        help="where to write figure.png, figure.svg and report.html",
+    )
 
 
 def call(options: argparse.Namespace) -> int:
@@ -20,7 +25,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def report(runs: Sequence[Path], metric: str | None, output: Path) -> int:
-    """Write the figures and the page, and print where they are."""
+    """Write the figures and the page, and print their paths."""
     from simfbo.runs import report
     from simfbo.runs.history import History
 

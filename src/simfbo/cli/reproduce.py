@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simfbo.experiments.results import Groups, Resources
 
 CELLS = Path("results", "cells.jsonl")
-_SHOWN = 6  # columns of a table that the terminal shows
+_SHOWN = 6  # columns of a table in the terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,25 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
-    how: Json = {
+    run_options: Json = {
         "jobs": options.jobs,
         "quiet": options.quiet,
         "data_dir": options.data_dir,
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, options.track or used_before(options.resume), **how)
+        return resume(options.resume, options.track or used_before(options.resume), **run_options)
     if options.list:
         return show_list()
     if options.name is None:
         raise UserError("Name an experiment, or all. simfbo reproduce --list lists them.")
     form = {"quick": options.quick, "tune": options.tune}
     track = options.track or []
-    return reproduce(chosen(options.name), options.output, track=track, **form, **how)
+    return reproduce(chosen(options.name), options.output, track=track, **form, **run_options)
 
 
 def show_list() -> int:
-    """Print the experiments, what each tests, and our verdicts."""
+    """Print the experiments with their claims and our verdicts."""
     for name in NAMES:
         full, quick = load(name), load(name, quick=True)
         OUT.print(f"{name}, {full.minutes:g} minutes, with --quick {quick.minutes:g}")
@@ -61,7 +61,7 @@ def show_list() -> int:
 
 
 def _print_claims(experiment: Experiment) -> None:
-    """Print what an experiment tests: claims of the paper or our own, each with our verdict."""
+    """Print the tested claims, of the paper or our own, each with our verdict."""
     for claim, verdict in experiment.claims:
         OUT.print(f"  {claim}: {verdict}", markup=False)
 
@@ -86,13 +86,13 @@ def reproduce(
     keep_compilations()
     folder = output or Path("runs", "reproduce-quick" if quick else "reproduce")
     experiments = [load(name, quick) for name in names]
-    wanted = _wanted(names, folder, quick, tune)
+    settings = _merged_study(names, folder, quick, tune)
     for experiment in experiments if not tune else ():
         _refuse_other_results(experiment, folder / experiment.name)
     with resumable(folder / study.STUDY, "reproduce"), Tracking(track, folder) as tracking:
-        study.save(folder, "reproduce", wanted)
+        study.save(folder, "reproduce", settings)
         resources = Resources(workers(jobs), data_dir, tune, tracking=tracking)
-        tracking.begin(folder.resolve().name, wanted, {"study": "reproduce"})
+        tracking.begin(folder.resolve().name, settings, {"study": "reproduce"})
         OUT.print(f"Into {folder}", markup=False)
         for i, experiment in enumerate(experiments):
             minutes = sum(later.minutes for later in experiments[i:])
@@ -109,34 +109,36 @@ def reproduce(
     return 0
 
 
-def resume(folder: Path, track: Sequence[str], **how: Any) -> int:
-    """Continue what was started in a folder."""
-    begun = _begun(folder)
-    form = {"quick": begun["quick"], "tune": begun["tune"]}
-    return reproduce(begun["names"], folder, track=track, **form, **how)
+def resume(folder: Path, track: Sequence[str], **run_options: Any) -> int:
+    """Continue the experiments in a folder."""
+    study = _study_in(folder)
+    form = {"quick": study["quick"], "tune": study["tune"]}
+    return reproduce(study["names"], folder, track=track, **form, **run_options)
 
 
-def _begun(folder: Path) -> Json:
-    """Return what was started in a folder."""
+def _study_in(folder: Path) -> Json:
+    """Load the settings of the study in a folder."""
     from simfbo.studies import folder as study
 
-    begun = study.load(folder, "reproduce")
-    if not all(name in NAMES for name in begun["names"]):
+    settings = study.load(folder, "reproduce")
+    if not all(name in NAMES for name in settings["names"]):
         raise UserError(f"{folder / study.STUDY} names no experiments: delete it.")
-    return begun
+    return settings
 
 
-def _wanted(names: Sequence[str], folder: Path, quick: bool, tune: bool) -> Json:
-    """Return what is wanted in a folder, with what was before; raise if that was another form."""
+def _merged_study(names: Sequence[str], folder: Path, quick: bool, tune: bool) -> Json:
+    """Merge the settings with those in the folder; raise if the form differs."""
     from simfbo.studies import folder as study
 
     form: Json = {"quick": quick, "tune": tune}
-    begun = _begun(folder) if (folder / study.STUDY).exists() else {**form, "names": []}
+    earlier = _study_in(folder) if (folder / study.STUDY).exists() else {**form, "names": []}
     for key, value in form.items():
-        if begun[key] != value:
-            how = "with" if begun[key] else "without"
-            raise UserError(f"{folder} was started {how} --{key}: choose another output folder.")
-    return {"names": [name for name in NAMES if name in {*names, *begun["names"]}], **form}
+        if earlier[key] != value:
+            preposition = "with" if earlier[key] else "without"
+            raise UserError(
+                f"{folder} was started {preposition} --{key}: choose another output folder."
+            )
+    return {"names": [name for name in NAMES if name in {*names, *earlier["names"]}], **form}
 
 
 def _refuse_other_results(experiment: Experiment, folder: Path) -> None:
@@ -164,10 +166,10 @@ def _reproduce(
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        side_by_side = experiment.tree.get("workers", resources.workers)
+        workers = experiment.tree.get("workers", resources.workers)
         run = _THEORY.get(experiment.name, _accuracies)
-        own = resources._replace(workers=side_by_side, on_progress=show)
-        run(experiment, folder / experiment.name, own)
+        resources_of_run = resources._replace(workers=workers, on_progress=show)
+        run(experiment, folder / experiment.name, resources_of_run)
     OUT.print(f"Tables, figures and histories are in {folder / experiment.name}", markup=False)
 
 
@@ -177,15 +179,15 @@ def _accuracies(experiment: Experiment, folder: Path, resources: "Resources") ->
     from simfbo.experiments.results import run_part
     from simfbo.runs.style import save_svg
 
-    found: Json = {}
+    all_tables: Json = {}
     for part in experiment.parts:
         if resources.tune and "tuning" in experiment.tree:
             part = retune.tuned(part, experiment.tree["tuning"], folder, resources)
         groups = run_part(part, folder, resources)
-        found |= _tables(part, groups)
+        all_tables |= _tables(part, groups)
         name = f"figure-{part.name}.svg" if part.name else "figure.svg"
         save_svg(tables.draw(part, groups, part.tree), folder / name)
-    _write(found, folder)
+    _write(all_tables, folder)
 
 
 def _tables(part: Part, groups: "Groups") -> dict[str, list[dict[str, str]]]:
@@ -194,13 +196,13 @@ def _tables(part: Part, groups: "Groups") -> dict[str, list[dict[str, str]]]:
 
     tree = part.tree
     about = f"{part.title} " if part.title else ""
-    found = {part.title: tables.accuracy(part, groups, tree)}
+    by_title = {part.title: tables.accuracy(part, groups, tree)}
     if "pairs" in tree and len(part.seeds) > 1:
-        found[f"{about}Seed by seed:"] = tables.differences(part, groups, tree["pairs"])
+        by_title[f"{about}Seed by seed:"] = tables.differences(part, groups, tree["pairs"])
     if tree.get("reach") in part.methods:
         title = f"{about}To the final accuracy of {part.methods[tree['reach']].label}:"
-        found[title] = tables.ratios(part, groups, tree["reach"])
-    return found
+        by_title[title] = tables.ratios(part, groups, tree["reach"])
+    return by_title
 
 
 def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> None:
@@ -216,7 +218,7 @@ def _speedup(experiment: Experiment, folder: Path, resources: "Resources") -> No
 
 
 def _mismatch(experiment: Experiment, folder: Path, resources: "Resources") -> None:
-    """Measure where methods end under unequal local work, case by case."""
+    """Measure the final points under unequal local work, case by case."""
     from simfbo.experiments import theory, theory_figures
     from simfbo.runs.style import save_svg
 
@@ -224,9 +226,9 @@ def _mismatch(experiment: Experiment, folder: Path, resources: "Resources") -> N
     title = "distance from x at the end, per cent of the distance between the two points."
     tables = {}
     for case in experiment.tree["cases"].values():
-        own = theory_figures.where(cells, **theory.local_work(case))
-        tables[f"{case['about']}: {title}"] = theory_figures.mismatch_table(own)
-        save_svg(theory_figures.draw_mismatch(own), folder / case["figure"])
+        cells_of_case = theory_figures.where(cells, **theory.local_work(case))
+        tables[f"{case['about']}: {title}"] = theory_figures.mismatch_table(cells_of_case)
+        save_svg(theory_figures.draw_mismatch(cells_of_case), folder / case["figure"])
     _write(tables, folder)
 
 
@@ -241,13 +243,13 @@ def _cells(experiment: Experiment) -> "list[Cell]":
     return grid(experiment.tree)
 
 
-def _write(found: Mapping[str, list[dict[str, str]]], folder: Path) -> None:
+def _write(tables: Mapping[str, list[dict[str, str]]], folder: Path) -> None:
     """Write the tables that have rows to table.md, and print their first columns."""
     from simfbo.runs.files import write_atomic
     from simfbo.studies.tables import markdown
 
-    full = {title: rows for title, rows in found.items() if rows}
-    text = "\n\n".join(f"{title}\n\n{markdown(rows)}".strip() for title, rows in full.items())
+    nonempty = {title: rows for title, rows in tables.items() if rows}
+    text = "\n\n".join(f"{title}\n\n{markdown(rows)}".strip() for title, rows in nonempty.items())
     write_atomic(folder / "table.md", text + "\n")
-    for title, rows in full.items():
+    for title, rows in nonempty.items():
         print_table([dict(list(row.items())[:_SHOWN]) for row in rows], title)

@@ -28,9 +28,7 @@ from simfbo.runs.trackers.tracking import Tracking, used_before
 if TYPE_CHECKING:
     from simfbo.config.build import Built
 
-_ARTEFACTS = (
-    "figure.png", "figure.svg", "report.html", "card.md", "summary.txt", "variables.npz"
-)  # fmt: skip
+_ARTEFACTS = ("figure.png", "figure.svg", "report.html", "card.md", "summary.txt", "variables.npz")
 EPILOG = """examples:
   simfbo run hyper-representation                      digits, 20 clients, a few seconds
   simfbo run hyper-representation --dataset mnist --rounds 2000
@@ -55,14 +53,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, metavar="DIR", help="folder for the run")
     add_or_digits(parser)
     add("--no-baselines", action="store_true", help="do not train the baselines")
-    add("--no-client-metrics", action="store_true",
-        help="do not ask clients for metrics on their own data")  # fmt: skip
+    add(
+        "--no-client-metrics",
+        action="store_true",
+        help="do not ask clients for metrics on their own data",
+    )
     add("--quiet", action="store_true", help="print only the summary")
     add(
         "--device", metavar="D", help="cpu, gpu or tpu; cpu:4 divides the clients between 4 devices"
     )
-    add("--checkpoint-seconds", type=arguments.seconds_of, default=5.0, metavar="S",
-        help="longest time between checkpoints (default 5)")  # fmt: skip
+    add(
+        "--checkpoint-seconds",
+        type=arguments.seconds_of,
+        default=5.0,
+        metavar="S",
+        help="longest time between checkpoints (default 5)",
+    )
     arguments.add_track(parser)
     arguments.add_json(parser)
     arguments.add_resume(parser)
@@ -70,41 +76,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_or_digits(parser: argparse.ArgumentParser) -> None:
     """Add `--or-digits`."""
-    parser.add_argument("--or-digits", action="store_true",
-        help="if the data set cannot be fetched, use scikit-learn's digits instead")  # fmt: skip
+    parser.add_argument(
+        "--or-digits",
+        action="store_true",
+        help="if the data set cannot be fetched, use scikit-learn's digits instead",
+    )
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
-    how: Json = {"data_dir": options.data_dir, "baselines": not options.no_baselines,
-           "quiet": options.quiet, "checkpoint_seconds": options.checkpoint_seconds,
-           "as_json": options.json}  # fmt: skip
+    run_options: Json = {
+        "data_dir": options.data_dir,
+        "baselines": not options.no_baselines,
+        "quiet": options.quiet,
+        "checkpoint_seconds": options.checkpoint_seconds,
+        "as_json": options.json,
+    }
     if options.device:
         use_device(options.device)
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, options.track, **how)
+        return resume(options.resume, options.track, **run_options)
     config = arguments.configuration(options)
     if options.or_digits:
         config = config.model_copy(update={"task": or_digits(config.task, options.data_dir)})
     directory = options.output
     directory = directory or new_folder("", config, config.algorithm.name, f"seed{config.seed}")
-    how["client_metrics"] = not options.no_client_metrics
-    return train(config, directory, track=config.track, **how)
+    run_options["client_metrics"] = not options.no_client_metrics
+    return train(config, directory, track=config.track, **run_options)
 
 
-def resume(directory: Path, track: list[str] | None, **how: Any) -> int:
-    """Continue a run, unless it has ended; by default with the trackers it was started with."""
-    begun = _begun(directory)
-    status = (begun.end or {}).get("status")
+def resume(directory: Path, track: list[str] | None, **run_options: Any) -> int:
+    """Continue a run unless it has ended; by default with its original trackers."""
+    history = _load_history(directory)
+    status = (history.end or {}).get("status")
     if status == "diverged" or (status == "finished" and (directory / "summary.txt").is_file()):
         OUT.print(f"{directory} has {status}: nothing left to do.")
-        if how["as_json"]:
-            print_json(_result(begun, directory))
-        return _exit_code(begun)
-    config = checked(begun.header.get("config") or {}, {})
-    how["client_metrics"] = "client_metrics" in begun.header
-    return train(config, directory, track=track or used_before(directory), resume=True, **how)
+        if run_options["as_json"]:
+            print_json(_result(history, directory))
+        return _exit_code(history)
+    config = checked(history.header.get("config") or {}, {})
+    run_options["client_metrics"] = "client_metrics" in history.header
+    return train(
+        config, directory, track=track or used_before(directory), resume=True, **run_options
+    )
 
 
 def train(
@@ -133,9 +148,13 @@ def train(
     _warn_of_unequal_work(built)
     _print_epsilon(built)
     with resumable(directory / FILE, "run"), Tracking(track, directory) as tracking:
-        how: Json = {"resume": resume, "checkpoint_seconds": checkpoint_seconds,
-                     "track": tracking, "client_metrics": client_metrics}  # fmt: skip
-        history = _watch(built, directory, quiet, how)
+        run_options: Json = {
+            "resume": resume,
+            "checkpoint_seconds": checkpoint_seconds,
+            "track": tracking,
+            "client_metrics": client_metrics,
+        }
+        history = _run_with_display(built, directory, quiet, run_options)
         save_variables(directory / "variables.npz", history.state.x, history.state.y)
         files = "History" if not _drawn(history, directory) else "Figure, page, history"
         text = history.summary()
@@ -165,26 +184,26 @@ def _result(history: History, directory: Path) -> Json:
         "verdict": history.verdict,
         "refused": len(history.refusals),
         "warnings": history.warnings,
-        "baselines": [one._asdict() for one in baselines.load(directory)],
+        "baselines": [outcome._asdict() for outcome in baselines.load(directory)],
     }
 
 
-def _watch(built: "Built", directory: Path, quiet: bool, how: Json) -> History:
-    """Run what was built, with a live display, or a line per evaluation."""
+def _run_with_display(built: "Built", directory: Path, quiet: bool, run_options: Json) -> History:
+    """Run with a live display, or a line per evaluation."""
     from simfbo.config.build import about, run_built
     from simfbo.runs.beginnings import with_columns
     from simfbo.runs.progress import shown
 
     config = built.config
     goals: Any = {name: metric.goal for name, metric in built.task.client_metrics.items()}
-    said = with_columns(about(built), goals)
-    display = shown(not quiet, config.algorithm.name, config.rounds, said, OUT)
+    presentation = with_columns(about(built), goals)
+    display = shown(not quiet, config.algorithm.name, config.rounds, presentation, OUT)
     with display as on_progress:
-        return run_built(built, directory, on_progress, **how)
+        return run_built(built, directory, on_progress, **run_options)
 
 
 def _drawn(history: History, directory: Path) -> bool:
-    """Write figure and page, as far as there is something to draw and to draw with."""
+    """Write figure and page, if there are records and the libraries are installed."""
     from simfbo.runs import report
 
     try:
@@ -195,7 +214,7 @@ def _drawn(history: History, directory: Path) -> bool:
 
 
 def _baselines(built: "Built", history: History, directory: Path, quiet: bool) -> str:
-    """Train the task's baselines; save them, and return them in a table with the run."""
+    """Train and save the task's baselines; return them in a table with the run."""
     from simfbo.config.build import build_federation
     from simfbo.tasks import baselines
 
@@ -221,7 +240,7 @@ def _baselines(built: "Built", history: History, directory: Path, quiet: bool) -
 
 
 def or_digits(task: TaskSettings, data_dir: Path | None) -> TaskSettings:
-    """Return the settings of a task, on digits if its data set cannot be fetched."""
+    """Return the settings of a task, with digits if its data set cannot be downloaded."""
     from simfbo import datasets
 
     if not isinstance(task, PartitionedSettings | FairSettings):
@@ -242,40 +261,41 @@ def or_digits(task: TaskSettings, data_dir: Path | None) -> TaskSettings:
 
 
 def _exit_code(history: History, directory: Path | None = None) -> int:
-    """Return 0 for a finished run, 130 for an interrupted one, 1 for one that failed."""
+    """Return 0 for a finished run, 130 for an interrupted one, 1 for a failed one."""
     end = history.end or {}
     status = end.get("status")
     if status in ("diverged", "starved"):
         print(f"simfbo: {status} in iteration {end['round']}: {end['reason']}.", file=sys.stderr)
     if status == "diverged" and directory is not None:
         table = "steps" if "steps" in history.header["config"]["algorithm"] else "server"
-        print(f"simfbo: try smaller steps, for example --set algorithm.{table}.x=0.01, or "
-              "simfbo tune.", file=sys.stderr)  # fmt: skip
-    if status in ("interrupted", "starved") and not _is_rehearsal(history):
+        print(
+            f"simfbo: try smaller steps, for example --set algorithm.{table}.x=0.01, or "
+            "simfbo tune.",
+            file=sys.stderr,
+        )
+    # With `gate.drop_out` the same replies would be missing again.
+    starves_again = status == "starved" and history.header["config"]["gate"]["drop_out"] > 0
+    if status in ("interrupted", "starved") and not starves_again:
         print(f"simfbo: resume with: simfbo run --resume {directory}", file=sys.stderr)
     return {"finished": 0, "interrupted": 130}.get(str(status), 1)
 
 
-def _is_rehearsal(history: History) -> bool:
-    """Return whether replies were missing because the settings say so, and will be again."""
-    starved = (history.end or {}).get("status") == "starved"
-    return starved and history.header["config"]["gate"]["drop_out"] > 0
-
-
-def _begun(directory: Path) -> History:
-    """Return the history of a run; a checkpoint's copy of the header takes precedence."""
+def _load_history(directory: Path) -> History:
+    """Load the history of a run; a checkpoint's copy of the header takes precedence."""
     from simfbo.runs import checkpoint
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself will warn of damage
-        begun = History.load(directory)
-        header = checkpoint.newest(directory, lambda found: found.manifest["header"])
-    begun.header = begun.header if header is None else header
-    return begun
+        warnings.simplefilter("ignore")  # the run itself warns of damage
+        history = History.load(directory)
+        header = checkpoint.newest(
+            directory, lambda checkpoint_file: checkpoint_file.manifest["header"]
+        )
+    history.header = history.header if header is None else header
+    return history
 
 
 def _print_epsilon(built: "Built") -> None:
-    """Print what a private run will have spent at its end."""
+    """Print the epsilon of a private run at its end."""
     from simfbo.privacy import spent
 
     config = built.config
@@ -286,7 +306,7 @@ def _print_epsilon(built: "Built") -> None:
 
 
 def _warn_of_unequal_work(built: "Built") -> None:
-    """Warn where fixed, unequal local work meets a method that adds it up."""
+    """Warn if a method that adds up local work has fixed, unequal local work."""
     import jax
 
     from simfbo.diagnostics import work_warning

@@ -29,34 +29,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
     arguments.add_settings(parser)
     add = parser.add_argument
-    add("--budget", type=arguments.whole, default=20_000, metavar="B",
-        help="exchanges for all trials together (default 20,000)")  # fmt: skip
-    add("--budget-bytes", type=arguments.encoded_bytes, metavar="B",
-        help="bytes for all trials together, such as 500MB, in place of exchanges")  # fmt: skip
-    add("--trials", type=arguments.whole, default=27, metavar="N",
-        help="number of trials in the first stage (default 27)")  # fmt: skip
-    add("--range", action="append", default=[], metavar="KEY=LOW..HIGH",
-        help="what to tune; repeatable (default: the step sizes)")  # fmt: skip
-    add("--metric", help="what to judge by (default: the task's own)")
+    add(
+        "--budget",
+        type=arguments.whole,
+        default=20_000,
+        metavar="B",
+        help="exchanges for all trials together (default 20,000)",
+    )
+    add(
+        "--budget-bytes",
+        type=arguments.encoded_bytes,
+        metavar="B",
+        help="bytes for all trials together, such as 500MB, in place of exchanges",
+    )
+    add(
+        "--trials",
+        type=arguments.whole,
+        default=27,
+        metavar="N",
+        help="number of trials in the first stage (default 27)",
+    )
+    add(
+        "--range",
+        action="append",
+        default=[],
+        metavar="KEY=LOW..HIGH",
+        help="setting to tune; repeatable (default: the step sizes)",
+    )
+    add("--metric", help="criterion (default: the task's own)")
     arguments.add_many_runs(parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the command with parsed arguments."""
-    how: Json = {
+    run_options: Json = {
         "jobs": options.jobs,
         "quiet": options.quiet,
         "data_dir": options.data_dir,
     }
     if options.resume:
         arguments.require_alone(options, add_arguments)
-        return resume(options.resume, options.track or used_before(options.resume), **how)
+        return resume(options.resume, options.track or used_before(options.resume), **run_options)
     config = arguments.configuration(options)
     space = dict(map(arguments.span, options.range)) or None
     return tune(
-        config, space, options.budget, options.trials, options.metric, options.output,
-        budget_bytes=options.budget_bytes, track=config.track, **how,
-    )  # fmt: skip
+        config,
+        space,
+        options.budget,
+        options.trials,
+        options.metric,
+        options.output,
+        budget_bytes=options.budget_bytes,
+        track=config.track,
+        **run_options,
+    )
 
 
 def tune(
@@ -73,11 +99,11 @@ def tune(
     track: Sequence[str],
     budget_bytes: int | None = None,
 ) -> int:
-    """Find step sizes; print the winner as TOML."""
+    """Search step sizes; print the best as TOML."""
     from simfbo.studies import folder, tuning
 
     if space is not None:
-        tuning.candidates(config, space, trials)  # a wrong range is refused before a folder exists
+        tuning.candidates(config, space, trials)  # rejects a wrong range before creating a folder
     directory = output or new_folder("tune", config, config.algorithm.name)
     with resumable(directory / folder.STUDY, "tune"), Tracking(track, directory) as tracking:
         folder.save_search(directory, config, space, budget, trials, metric, budget_bytes)
@@ -93,10 +119,18 @@ def tune(
                 progress.update(bar, description=text, completed=done, total=total)
 
             tuned = tuning.tune(
-                config, directory, budget=budget, budget_bytes=budget_bytes, trials=trials,
-                space=space, metric=metric, workers=workers(jobs), data_dir=data_dir,
-                on_progress=show, tracking=tracking,
-            )  # fmt: skip
+                config,
+                directory,
+                budget=budget,
+                budget_bytes=budget_bytes,
+                trials=trials,
+                space=space,
+                metric=metric,
+                workers=workers(jobs),
+                data_dir=data_dir,
+                on_progress=show,
+                tracking=tracking,
+            )
         print_table(_rows(tuned.results), f"Trials, judged by {tuned.metric.replace('_', ' ')}")
         OUT.print(f"# The best one, also in {directory / 'best.toml'}\n", markup=False)
         OUT.print(as_toml(tuned.best), markup=False)
@@ -105,15 +139,23 @@ def tune(
     return 0
 
 
-def resume(directory: Path, track: Sequence[str], **how: Any) -> int:
+def resume(directory: Path, track: Sequence[str], **run_options: Any) -> int:
     """Continue a search for step sizes."""
     from simfbo.studies import folder
 
-    begun = folder.load(directory, "tune")
-    space = begun["space"] and {key: tuple(span) for key, span in begun["space"].items()}
-    return tune(checked(begun["config"], {}), space, begun["budget"], begun["trials"],
-                begun["metric"], directory, track=track, budget_bytes=begun["budget_bytes"],
-                **how)  # fmt: skip
+    study = folder.load(directory, "tune")
+    space = study["space"] and {key: tuple(span) for key, span in study["space"].items()}
+    return tune(
+        checked(study["config"], {}),
+        space,
+        study["budget"],
+        study["trials"],
+        study["metric"],
+        directory,
+        track=track,
+        budget_bytes=study["budget_bytes"],
+        **run_options,
+    )
 
 
 def _rows(results: Sequence["Result"]) -> list[dict[str, str]]:

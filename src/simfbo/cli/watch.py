@@ -19,9 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `watch`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, or folders above them")
-    add("--port", type=whole, default=PORT, help="where to listen (default: %(default)s)")
-    add("--host", default=HOST, metavar="ADDRESS",
-        help="who can reach it (default: %(default)s, this machine only)")  # fmt: skip
+    add("--port", type=whole, default=PORT, help="port to listen on (default: %(default)s)")
+    add(
+        "--host",
+        default=HOST,
+        metavar="ADDRESS",
+        help="address to listen on (default: %(default)s, this machine only)",
+    )
     add("--open", action="store_true", help="open the page in a browser")
 
 
@@ -35,7 +39,7 @@ def watch(runs: Sequence[Path], host: str, port: int, show: bool) -> int:
     with Watcher(runs, host, port) as server, contextlib.suppress(KeyboardInterrupt):
         if not is_local(host):
             print(
-                f"simfbo: everybody who can reach port {server.server_port} of {host} can see "
+                f"simfbo: anyone who can reach port {server.server_port} of {host} can see "
                 "these runs, their settings and logs.",
                 file=sys.stderr,
             )

@@ -4,7 +4,7 @@
         up=Point(x=lowrank(32, 0.3), y=dithered(0.5), v=dithered(0.5)),
         down=Point(x=relative_to_start(dithered(4)), y=dithered(0.5), v=dithered(0.5))))
 
-docs/explanation-communication.md says which to choose, and what they cost.
+docs/explanation-communication.md compares their costs and applications.
 """
 
 from simfbo.codecs._dithered import dithered

@@ -3,8 +3,8 @@
     k = round(z / s + u),   z^ = s (k - u),   u uniform in (-1/2, 1/2), known to both sides
 
 For every z the error z^ - z is uniform in (-s/2, s/2): unbiased at any step, of variance s^2 / 12,
-and independent of z (Schuchman 1964). A coarse step makes most k zero, and range coding makes those
-nearly free. The scales of rows and columns are sent beside, so that a k costs what it tells.
+and independent of z (Schuchman 1964). A coarse step makes most k zero, and range coding makes zeros
+nearly free. The scales of rows and columns are sent along as the parameters of the entropy code.
 """
 
 import math
@@ -16,8 +16,8 @@ import numpy as np
 
 from simfbo.codecs import _entropy as entropy
 from simfbo.codecs._entropy import HAS_RANGE_CODER, Reader, Writer
-from simfbo.codecs._shared_noise import dither, root_mean_square, safe, settled
-from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once
+from simfbo.codecs._shared_noise import dither, one_if_zero, root_mean_square, without_fma
+from simfbo.codecs.codec import BadMessage, Codec, Shape, cached_by_arguments
 from simfbo.errors import UserError
 
 FINEST = 1e-4  # the smallest step
@@ -25,45 +25,44 @@ _WORTH = 16  # numbers per scale that is sent
 
 
 class Dithered(NamedTuple):
-    """Symbols of a dithered leaf: the step and the numbers."""
+    """Symbols of a dithered leaf: the step and the integers k."""
 
     step: Any
     k: Any
 
 
-@built_once
+@cached_by_arguments
 def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
     """Subtractive dither, with entropy coding.
 
     Args:
-        step: of the grid, in root mean squares of an array: 0.1 is fine, 4 is coarse. The relative
-            variance is step^2 / 12. Of several arrays it is the largest's; one of a share s of its
-            numbers has sqrt(s) times that step.
-        ranged: whether numbers are range-coded, by the package constriction; by default, if it is
-            installed.
+        step: of the grid, relative to the root mean square of the array: 0.1 is fine, 4 is coarse.
+            The relative variance is step^2 / 12. Of several arrays the largest has this step; one
+            with a share s of its numbers has sqrt(s) times that step.
+        ranged: use the range coder of the package constriction; by default, if it is installed.
 
     Example:
         >>> import numpy as np
         >>> codec, z = dithered(0.5), np.ones(1000, "float32")
-        >>> sent = codec.encode(z, jax.random.key(0))
-        >>> found = codec.decode(sent, jax.random.key(0), like=z)
-        >>> bool(abs(found - z).max() <= 0.25), len(sent) < 600
+        >>> data = codec.encode(z, jax.random.key(0))
+        >>> decoded = codec.decode(data, jax.random.key(0), like=z)
+        >>> bool(abs(decoded - z).max() <= 0.25), len(data) < 600
         (True, True)
     """
     require_step(step)
 
     def quantise(leaf: jax.Array, key: jax.Array) -> Dithered:
         size = jnp.asarray(step, jnp.float32) * root_mean_square(leaf)
-        k = jnp.round(leaf / safe(size) + dither(key, leaf.shape))
+        k = jnp.round(leaf / one_if_zero(size) + dither(key, leaf.shape))
         return Dithered(size, jnp.where(size > 0, k, 0.0).astype(jnp.int32))
 
     def size(leaf: jax.Array, symbols: Dithered, key: jax.Array) -> jax.Array:
         if ranged:
-            found = _range_octets(leaf, symbols, dither(key, leaf.shape))
+            coded_bytes = _range_coded_bytes(leaf, symbols, dither(key, leaf.shape))
         else:
-            found = 5 + entropy.fixed_octets(symbols.k)
+            coded_bytes = 5 + entropy.fixed_length_bytes(symbols.k)
         large = jnp.max(jnp.abs(symbols.k), initial=0) >= (entropy.MOST if ranged else 2**30)
-        return jnp.where(large, 4 * leaf.size, jnp.where(symbols.step > 0, found, 5))
+        return jnp.where(large, 4 * leaf.size, jnp.where(symbols.step > 0, coded_bytes, 5))
 
     def pack(leaf: np.ndarray, symbols: Dithered, key: jax.Array) -> bytes:
         out = Writer(ranged)
@@ -76,7 +75,7 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
         source = Reader(data)
         size = source.float32()
         if not 0 <= size < np.inf:
-            raise BadMessage("a step that cannot be")
+            raise BadMessage("an invalid step")
         k = np.zeros(shape, np.int32)
         if size > 0:
             k = _read(source, np.asarray(_DITHER(key, shape)), shape)
@@ -85,13 +84,21 @@ def dithered(step: float, ranged: bool = HAS_RANGE_CODER) -> Codec:
 
     name = f"dithered({step:g})"
     return Codec(
-        name, True, step**2 / 12, not ranged, quantise, restore, pack, unpack, size,
+        name,
+        True,
+        step**2 / 12,
+        not ranged,
+        quantise,
+        restore,
+        pack,
+        unpack,
+        size,
         finer=lambda share: dithered(max(FINEST, step * math.sqrt(share)), ranged),
-    )  # fmt: skip
+    )
 
 
 def require_step(step: float) -> None:
-    """Raise unless a step is one that numbers can be counted in."""
+    """Raise unless the step is finite and not too small."""
     if not FINEST <= step < float("inf"):
         raise UserError(f"The step of a codec must be at least {FINEST:g}, got {step}.")
 
@@ -102,11 +109,11 @@ _DITHER = jax.jit(dither, static_argnums=1)
 def restore(symbols: Dithered, key: jax.Array, shape: Shape) -> jax.Array:
     """Return s (k - u); zeros for a step of zero."""
     u = dither(key, shape)
-    return settled((symbols.k.astype(jnp.float32) - u) * symbols.step)
+    return without_fma((symbols.k.astype(jnp.float32) - u) * symbols.step)
 
 
 def _table(shape: Shape) -> tuple[int, int]:
-    """Return rows and columns of scales for an array: (1, 0) for a single scale."""
+    """Return the numbers of row and column scales of an array; (1, 0) for a single scale."""
     if len(shape) < 2:
         return 1, 0
     columns = shape[-1]
@@ -115,11 +122,11 @@ def _table(shape: Shape) -> tuple[int, int]:
 
 
 def _scales(leaf: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return exponents of the scales of rows and columns: |leaf| / step is about their product.
+    """Return exponents of row and column scales whose product approximates |leaf| / step.
 
-    Where they are not worth their bytes, there is one row's, and no column's.
+    Arrays for which they cost more than they save have a single scale.
     """
-    units = leaf / safe(step)
+    units = leaf / one_if_zero(step)
     rows, columns = _table(units.shape)
     if not columns:
         mean = jnp.mean(jnp.abs(units)) if units.size else jnp.zeros((), jnp.float32)
@@ -134,8 +141,8 @@ def _scales(leaf: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
 _SCALES = jax.jit(_scales)
 
 
-def _range_octets(leaf: jax.Array, symbols: Dithered, u: jax.Array) -> jax.Array:
-    """Return how many bytes the range coder takes, about."""
+def _range_coded_bytes(leaf: jax.Array, symbols: Dithered, u: jax.Array) -> jax.Array:
+    """Estimate the number of bytes that the range coder needs."""
     rows, columns = jax.lax.optimization_barrier(_scales(leaf, symbols.step))
     distance = symbols.k.astype(jnp.float32) - u
     bits = entropy.side_bits(rows)
@@ -171,7 +178,7 @@ def _read(source: Reader, u: np.ndarray, shape: Shape) -> np.ndarray:
     if not columns:
         exponents = np.asarray(source.whole())
         if abs(int(exponents)) > 2**15:
-            raise BadMessage("a scale that cannot be")
+            raise BadMessage("an invalid scale")
     else:
         exponents = source.exponents(rows)[:, None] + source.exponents(columns)
     return source.numbers(count, u, entropy.exact_scale(exponents)).reshape(shape)

@@ -1,9 +1,9 @@
 """EDEN: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-
 Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022.
 
-A random rotation makes the numbers of a block nearly normal, whatever they were; each is replaced
-by the nearest of 2^b centroids of the normal distribution, and the block is scaled so that the
-estimate is unbiased over rotations:
+A random rotation makes the numbers of a block nearly normal, whatever their distribution; each is
+replaced by the nearest of 2^b centroids of the normal distribution, and the block is scaled so that
+the estimate is unbiased over rotations:
 
     z^ = S R^T q(R z),   S = ||z||^2 / <R z, q(R z)>
 
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from simfbo.codecs._entropy import packed, unpacked
-from simfbo.codecs._shared_noise import ordered_sum, power_of_two, random_bits, settled
-from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once, floats
+from simfbo.codecs._shared_noise import ordered_sum, power_of_two, random_bits, without_fma
+from simfbo.codecs.codec import BadMessage, Codec, Shape, cached_by_arguments, floats
 from simfbo.errors import UserError
 
-# Lloyd-Max centroids of the standard normal distribution, those above zero, by bits; and the
+# By bits: the positive Lloyd-Max centroids of the standard normal distribution, and the
 # relative variance of the estimate, 1 / (explained share) - 1.
 _CENTROIDS = {
     1: (0.797885,),
@@ -33,7 +33,7 @@ _CENTROIDS = {
 }
 _VARIANCE = {1: 0.5708, 2: 0.1331, 3: 0.03578, 4: 0.00959}
 _BLOCK = 1024
-_FEWEST = 256  # numbers of an array that is rotated
+_FEWEST = 256  # smaller arrays are not rotated
 
 
 class Rotated(NamedTuple):
@@ -43,13 +43,13 @@ class Rotated(NamedTuple):
     nearest: Any
 
 
-@built_once
+@cached_by_arguments
 def eden(bits: int) -> Codec:
     """EDEN with 1 to 4 bits for each number, and one float32 for each block of 1,024.
 
-    Relative variance 0.57, 0.13, 0.036 and 0.0096 for 1 to 4 bits, whatever the numbers are. The
-    paper's uniform rotations are unbiased exactly, these up to an error that vanishes as blocks
-    grow and is large for a few numbers: arrays of less than 256 travel as float32.
+    The relative variance is 0.57, 0.13, 0.036 and 0.0096 for 1 to 4 bits, for any input. The
+    paper's uniform rotations are exactly unbiased; the error of these vanishes as blocks grow but
+    is large for short arrays, so arrays of less than 256 numbers are sent as float32.
 
     Args:
         bits: for each number.
@@ -63,17 +63,18 @@ def eden(bits: int) -> Codec:
     def quantise(leaf: jax.Array, key: jax.Array) -> Any:
         if leaf.size < _FEWEST:
             return leaf
-        z = _blocks(leaf.reshape(-1))
+        count, length = _layout(leaf.size)
+        z = jnp.pad(leaf.reshape(-1), (0, count * length - leaf.size)).reshape(count, length)
         unit = power_of_two(jnp.max(jnp.abs(z), 1))[:, None]
         z = z / unit
         first, second = _signs(key, z.shape)
-        size = z.shape[1] ** 2  # of which the root is by how much the rotated are too long
+        size = z.shape[1] ** 2  # two transforms without factors scale the squared norm by this
         rotated = _hadamard(_hadamard(z * first) * second)
-        norm = ordered_sum(settled(rotated * rotated))
+        norm = ordered_sum(without_fma(rotated * rotated))
         deviation = jnp.sqrt(norm / z.shape[1])
         units = rotated / jnp.where(deviation > 0, deviation, 1.0)[:, None]
         nearest = jnp.sum((units[..., None] > borders).astype(jnp.int32), -1)
-        along = ordered_sum(settled(rotated * _values(centroids, nearest)))
+        along = ordered_sum(without_fma(rotated * _values(centroids, nearest)))
         scale = norm / size / jnp.where(along > 0, along, 1.0)
         return Rotated(jnp.where(deviation > 0, scale * unit[:, 0], 0.0), nearest)
 
@@ -85,7 +86,7 @@ def eden(bits: int) -> Codec:
         back = _hadamard(_hadamard(values) * second) * first
         count = int(np.prod(shape))
         scales = jnp.asarray(symbols.scales)[:, None]
-        return settled(back * scales).reshape(-1)[:count].reshape(shape)
+        return without_fma(back * scales).reshape(-1)[:count].reshape(shape)
 
     def encoded_bytes(shape: Shape) -> int:
         if math.prod(shape) < _FEWEST:
@@ -111,28 +112,29 @@ def eden(bits: int) -> Codec:
 
     name = f"eden({bits})"
     return Codec(
-        name, True, _VARIANCE[bits], True, quantise, restore, pack, unpack,
+        name,
+        True,
+        _VARIANCE[bits],
+        True,
+        quantise,
+        restore,
+        pack,
+        unpack,
         lambda leaf, symbols, key: float(encoded_bytes(leaf.shape)),
-    )  # fmt: skip
+    )
 
 
 def _layout(count: int) -> tuple[int, int]:
-    """Return the number of blocks and their size, a power of two; the last one may be padded."""
+    """Return the number and size of blocks; the size is a power of two, the last may be padded."""
     size = min(_BLOCK, 1 << max(0, count - 1).bit_length())
     return -(-count // size), size
-
-
-def _blocks(flat: jax.Array) -> jax.Array:
-    """Return an array in blocks, padded with zeros."""
-    blocks, size = _layout(len(flat))
-    return jnp.pad(flat, (0, blocks * size - len(flat))).reshape(blocks, size)
 
 
 def _signs(key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:
     """Return two random signs for each number."""
     bits = random_bits(key, int(np.prod(shape))).reshape(shape)
-    one, two = bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(1)
-    return 1.0 - 2.0 * one.astype(jnp.float32), 1.0 - 2.0 * two.astype(jnp.float32)
+    first, second = bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(1)
+    return 1.0 - 2.0 * first.astype(jnp.float32), 1.0 - 2.0 * second.astype(jnp.float32)
 
 
 def _hadamard(rows: jax.Array) -> jax.Array:

@@ -1,11 +1,11 @@
-"""Entropy coding of whole numbers that follow a Laplace distribution of known place and scale.
+"""Entropy coding of integers that follow a Laplace distribution of known mean and scale.
 
-`Writer` and `Reader` use the range coder of the package constriction (extra `codecs`) or, without
-it, as many bits for each number as the largest needs. `laplace_bits` is what the range coder takes,
-in JAX.
+`Writer` and `Reader` use the range coder of the package constriction (extra `codecs`). Without it,
+all integers of a stream have the length that the largest needs. `laplace_bits` estimates the range
+coder's output in JAX.
 
-Both sides must compute the same probabilities, so scales go through whole numbers: a scale is
-2^(e/2) for a whole number e.
+Both sides must compute the same probabilities, so scales are sent as integers e: the scale is
+2^(e/2).
 """
 
 import importlib.util
@@ -27,46 +27,46 @@ _STEPS = 2**15  # the largest exponent that is sent
 
 
 def laplace_bits(distance: jax.Array, scale: Any) -> jax.Array:
-    """Return the bits of whole numbers whose centres are at some distance from the mean, together.
+    """Return the information content, in bits, of integers at these distances from the mean.
 
-    -log2 of the mass of a Laplace distribution between distance - 1/2 and distance + 1/2.
+    -log2 of the mass of a Laplace distribution between distance - 1/2 and distance + 1/2, summed.
     """
     rate = 1.0 / scale
     z = jnp.abs(distance)
     edge = jnp.exp(-jnp.abs(z - 0.5) * rate)
     far = jnp.exp(-(z + 0.5) * rate)
     mass = jnp.where(z >= 0.5, 0.5 * (edge - far), 1.0 - 0.5 * (edge + far))
-    # Far out the difference of the exponentials is lost; the largest symbol has 2^-24 at least.
+    # The difference of exponentials cancels in the tails; constriction's smallest mass is 2^-24.
     return -jnp.sum(jnp.log2(jnp.maximum(mass, 2.0**-24)))
 
 
 def exponent(mean: jax.Array) -> jax.Array:
-    """Return the exponent of the scale of numbers with this mean absolute value, in JAX."""
-    found = jnp.round(2.0 * jnp.log2(jnp.maximum(mean, 2.0**-20)))
-    return jnp.clip(found, LOWEST, HIGHEST).astype(jnp.int32)
+    """Return the exponent of the scale for numbers with this mean absolute value, in JAX."""
+    rounded = jnp.round(2.0 * jnp.log2(jnp.maximum(mean, 2.0**-20)))
+    return jnp.clip(rounded, LOWEST, HIGHEST).astype(jnp.int32)
 
 
 def scale_of(exponents: jax.Array) -> jax.Array:
-    """Return the scales of exponents, in JAX."""
+    """Convert exponents to scales, in JAX."""
     return jnp.exp2(0.5 * jnp.clip(exponents, LOWEST, HIGHEST).astype(jnp.float32))
 
 
 def exact_scale(exponents: np.ndarray) -> np.ndarray:
-    """Return the scales of exponents on the host, the same on every machine."""
+    """Convert exponents to scales on the host, equal on every machine."""
     e = np.clip(np.asarray(exponents, np.int64), LOWEST, HIGHEST)
     return np.ldexp(np.where(e % 2, 2**0.5, 1.0), e // 2)
 
 
 def side_bits(exponents: jax.Array) -> jax.Array:
-    """Return the bits of `Writer.exponents`, about, in JAX."""
+    """Estimate the bits that `Writer.exponents` needs, in JAX."""
     steps = jnp.diff(exponents).astype(jnp.float32)
     if not steps.size:
         return jnp.zeros((), jnp.float32)
     return laplace_bits(steps, scale_of(exponent(jnp.mean(jnp.abs(steps)))))
 
 
-def fixed_octets(numbers: jax.Array) -> jax.Array:
-    """Return the bytes of numbers of fixed length, in JAX."""
+def fixed_length_bytes(numbers: jax.Array) -> jax.Array:
+    """Return the number of bytes of fixed-length coding, in JAX."""
     if not numbers.size:
         return jnp.full((), 2.0)
     low, high = jnp.min(numbers), jnp.max(numbers)
@@ -77,10 +77,10 @@ def fixed_octets(numbers: jax.Array) -> jax.Array:
 
 
 class Writer:
-    """Writes numbers: small ones as they are, many as one stream of bits."""
+    """Writes single numbers to a head, and many as one stream of bits."""
 
     def __init__(self, ranged: bool = HAS_RANGE_CODER) -> None:
-        """Begin, with the range coder or with numbers of fixed length."""
+        """Choose between the range coder and numbers of fixed length."""
         self._ranged, self._head = ranged, bytearray()
         self._coder = _constriction().stream.queue.RangeEncoder() if ranged else None
 
@@ -89,11 +89,11 @@ class Writer:
         self._head += np.asarray(number, "<f4").tobytes()
 
     def whole(self, number: int) -> None:
-        """Write a small whole number."""
+        """Write a small integer."""
         self._head += varint(_folded(int(number)))
 
     def exponents(self, exponents: np.ndarray) -> None:
-        """Write exponents that differ little from one to the next."""
+        """Write exponents as differences, which are small."""
         e = np.asarray(exponents, np.int32)
         steps = np.diff(e)
         unit = int(exponent(jnp.asarray(np.abs(steps).mean() if steps.size else 0.0, jnp.float32)))
@@ -102,7 +102,7 @@ class Writer:
         self.numbers(steps, 0.0, exact_scale(np.asarray(unit)))
 
     def numbers(self, numbers: np.ndarray, mean: Any, scale: Any) -> None:
-        """Write whole numbers around their means, at their scales."""
+        """Write integers, given the means and scales of their distribution."""
         k = np.ascontiguousarray(numbers, np.int32).reshape(-1)
         if self._coder is None:
             self._head += _fixed(k)
@@ -111,10 +111,12 @@ class Writer:
         if largest >= MOST:
             raise OverflowError
         self.whole(largest)
-        self._coder.encode(k, _laplace(largest), _each(mean, k.size), _each(scale, k.size))
+        self._coder.encode(
+            k, _laplace(largest), _broadcast(mean, k.size), _broadcast(scale, k.size)
+        )
 
     def finish(self) -> bytes:
-        """Return what was written."""
+        """Return the encoded bytes."""
         if self._coder is None:
             return _FIXED + bytes(self._head)
         stream = self._coder.get_compressed().astype("<u4").tobytes()
@@ -122,10 +124,10 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` wrote; nothing in it is trusted."""
+    """Reads the output of a `Writer`, which is not trusted."""
 
     def __init__(self, data: bytes) -> None:
-        """Take the bytes."""
+        """Parse the head."""
         if data[:1] not in (_FIXED, _RANGE):
             raise BadMessage("numbers in an unknown code")
         self._decoder: Any = None
@@ -134,18 +136,18 @@ class Reader:
             length, at = read_varint(data, 1)
             self._head, stream = data[at : at + length], data[at + length :]
             if len(stream) % 4:
-                raise BadMessage("a stream that is cut off")
+                raise BadMessage("a truncated stream")
             words = np.frombuffer(stream, "<u4").astype(np.uint32)
             self._decoder = _constriction().stream.queue.RangeDecoder(words)
 
     @property
     def ranged(self) -> bool:
-        """Return whether numbers are range-coded."""
+        """Whether numbers are range-coded."""
         return self._decoder is not None
 
     def _take(self, count: int) -> bytes:
         if count > len(self._head) - self._at:
-            raise BadMessage("a message that ends too early")
+            raise BadMessage("a truncated message")
         self._at += count
         return self._head[self._at - count : self._at]
 
@@ -154,7 +156,7 @@ class Reader:
         return np.frombuffer(self._take(4), "<f4").astype(np.float32)[0]
 
     def whole(self) -> int:
-        """Read a small whole number."""
+        """Read a small integer."""
         folded, self._at = read_varint(self._head, self._at)
         return folded >> 1 if folded % 2 == 0 else -(folded >> 1) - 1
 
@@ -162,39 +164,39 @@ class Reader:
         """Read exponents."""
         first, unit = self.whole(), self.whole()
         steps = self.numbers(count - 1, 0.0, exact_scale(np.asarray(unit)))
-        found = np.cumsum([first, *steps.tolist()])
-        if np.abs(found).max() > _STEPS:
-            raise BadMessage("scales that cannot be")
-        return found.astype(np.int32)
+        exponents = np.cumsum([first, *steps.tolist()])
+        if np.abs(exponents).max() > _STEPS:
+            raise BadMessage("invalid scales")
+        return exponents.astype(np.int32)
 
     def numbers(self, count: int, mean: Any, scale: Any) -> np.ndarray:
-        """Read whole numbers around their means, at their scales."""
+        """Read integers, given the means and scales of their distribution."""
         if self._decoder is None:
             return self._fixed(count)
         largest = self.whole()
         if not 0 <= largest < MOST:
             raise BadMessage("numbers that are too large")
         model = _laplace(largest)
-        return self._decoder.decode(model, _each(mean, count), _each(scale, count))
+        return self._decoder.decode(model, _broadcast(mean, count), _broadcast(scale, count))
 
     def _fixed(self, count: int) -> np.ndarray:
         low, width = self.whole(), self.whole()
         if not 0 <= width <= 32 or abs(low) >= 2**31:
             raise BadMessage("numbers that are too large")
-        found = low + unpacked(self._take(-(-count * width // 8)), count, width)
-        if count and np.abs(found).max() >= 2**31:
+        numbers = low + unpacked(self._take(-(-count * width // 8)), count, width)
+        if count and np.abs(numbers).max() >= 2**31:
             raise BadMessage("numbers that are too large")
-        return found.astype(np.int32)
+        return numbers.astype(np.int32)
 
     def finish(self) -> None:
-        """Raise unless everything was read."""
+        """Raise if bytes are left over."""
         done = self._decoder is None or self._decoder.maybe_exhausted()
         if self._at != len(self._head) or not done:
             raise BadMessage("more bytes than a message has")
 
 
 def _fixed(k: np.ndarray) -> bytes:
-    """Return numbers with as many bits each as the largest needs."""
+    """Encode integers with as many bits each as the largest needs."""
     low = int(k.min()) if k.size else 0
     shifted = k.astype(np.int64) - low
     width = int(shifted.max(initial=0)).bit_length()
@@ -202,38 +204,38 @@ def _fixed(k: np.ndarray) -> bytes:
 
 
 def packed(numbers: np.ndarray, width: int) -> bytes:
-    """Return whole numbers that are not negative with `width` bits each.
+    """Encode non-negative integers with `width` bits each.
 
     Example:
         >>> packed(np.array([1, 2, 3]), 4).hex()
         '2103'
     """
-    parts = []
-    for at in range(0, len(numbers), _CHUNK):
-        bits = (numbers[at : at + _CHUNK, None] >> np.arange(width)) & 1
-        parts.append(np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes())
-    return b"".join(parts)
+    chunks = []
+    for start in range(0, len(numbers), _CHUNK):
+        bits = (numbers[start : start + _CHUNK, None] >> np.arange(width)) & 1
+        chunks.append(np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes())
+    return b"".join(chunks)
 
 
 def unpacked(data: bytes, count: int, width: int) -> np.ndarray:
-    """Return the numbers that were packed; the inverse of `packed`."""
-    found = np.zeros(count, np.int64)
-    encoded_bytes = np.frombuffer(data, np.uint8)
-    for at in range(0, count, _CHUNK):
-        some = min(_CHUNK, count - at)
-        part = encoded_bytes[at * width // 8 :][: -(-some * width // 8)]
-        bits = np.unpackbits(part, bitorder="little")[: some * width].reshape(some, width)
-        found[at : at + some] = bits @ (1 << np.arange(width, dtype=np.int64))
-    return found
+    """Decode `count` integers; the inverse of `packed`."""
+    numbers = np.zeros(count, np.int64)
+    raw = np.frombuffer(data, np.uint8)
+    for start in range(0, count, _CHUNK):
+        length = min(_CHUNK, count - start)
+        chunk = raw[start * width // 8 :][: -(-length * width // 8)]
+        bits = np.unpackbits(chunk, bitorder="little")[: length * width].reshape(length, width)
+        numbers[start : start + length] = bits @ (1 << np.arange(width, dtype=np.int64))
+    return numbers
 
 
 def _folded(number: int) -> int:
-    """Return a whole number as one that is not negative: 0, -1, 1, -2, ... become 0, 1, 2, 3."""
+    """Map integers to non-negative ones: 0, -1, 1, -2, ... to 0, 1, 2, 3."""
     return 2 * number if number >= 0 else -2 * number - 1
 
 
-def _each(value: Any, count: int) -> np.ndarray:
-    """Return one float64 for each number."""
+def _broadcast(value: Any, count: int) -> np.ndarray:
+    """Broadcast a value to `count` float64 numbers."""
     flat = np.broadcast_to(np.asarray(value, np.float64).reshape(-1), (count,))
     return np.ascontiguousarray(flat)
 
@@ -243,7 +245,6 @@ def _laplace(largest: int) -> Any:
 
 
 def _constriction() -> Any:
-    """Return the package constriction."""
     try:
         import constriction
     except ImportError:

@@ -1,4 +1,4 @@
-"""Floats in fewer bits, one by one: as they are, or with 8 bits of mantissa."""
+"""Floats coded one by one: unchanged, or with 8 bits of mantissa."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once, floats
+from simfbo.codecs.codec import BadMessage, Codec, Shape, cached_by_arguments, floats
 
 
-@built_once
+@cached_by_arguments
 def float32() -> Codec:
-    """Floats of 32 bits, as they are."""
+    """Floats of 32 bits, unchanged."""
 
     def pack(leaf: np.ndarray, symbols: Any, key: jax.Array) -> bytes:
         return np.asarray(symbols, "<f4").tobytes()
@@ -23,16 +23,23 @@ def float32() -> Codec:
         return symbols
 
     return Codec(
-        "float32()", True, 0.0, True, lambda leaf, key: leaf, same, pack, unpack,
+        "float32()",
+        True,
+        0.0,
+        True,
+        lambda leaf, key: leaf,
+        same,
+        pack,
+        unpack,
         lambda leaf, symbols, key: 4.0 * leaf.size,
-    )  # fmt: skip
+    )
 
 
-@built_once
+@cached_by_arguments
 def bfloat16() -> Codec:
     """Floats of 16 bits, rounded to 8 bits of mantissa: half the bytes, and nearly unbiased.
 
-    Each number is off by up to 0.4 %, always in the same direction, so it counts as biased.
+    Rounding is deterministic, with an error of up to 0.4 %, so the codec counts as biased.
     """
 
     def quantise(leaf: jax.Array, key: jax.Array) -> jax.Array:
@@ -51,6 +58,13 @@ def bfloat16() -> Codec:
         return np.frombuffer(data, "<u2").astype(np.uint16).reshape(shape)
 
     return Codec(
-        "bfloat16()", False, None, True, quantise, restore, pack, unpack,
+        "bfloat16()",
+        False,
+        None,
+        True,
+        quantise,
+        restore,
+        pack,
+        unpack,
         lambda leaf, symbols, key: 2.0 * leaf.size,
-    )  # fmt: skip
+    )

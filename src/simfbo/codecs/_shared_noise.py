@@ -1,8 +1,8 @@
-"""What sender and receiver draw alike from a key, and sums that are the same everywhere.
+"""Noise derived from a shared key, and sums that do not depend on the compiler.
 
-Decoded values must not depend on how a program was compiled: sender, receiver and simulation
-compile different ones. Sums are therefore added in a fixed order, and a product that is added to
-something goes through `settled`, since a compiler may otherwise skip its rounding.
+Sender, receiver and simulation compile different programs, but decoded values must be equal to the
+bit. Sums are therefore added in a fixed order, and a product that is added to something goes
+through `without_fma`, since a compiler may otherwise fuse the two and skip a rounding.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ _LANES = 4096  # numbers that are squared and added side by side
 
 
 def random_bits(key: jax.Array, count: int) -> jax.Array:
-    """Return `count` whole numbers of 16 random bits, in 32.
+    """Return `count` uint32 numbers of 16 random bits each.
 
-    Keyed counters through the finaliser of MurmurHash3: a tenth of the time that JAX's generator
-    takes. They must not hide anything, only be uniform and uncorrelated.
+    Keyed counters through the finaliser of MurmurHash3, ten times as fast as JAX's generator. The
+    bits need to be uniform and uncorrelated, not secret.
     """
     words = jax.random.key_data(key).reshape(-1)
     h = (jnp.arange(count, dtype=jnp.uint32) + words[0]) * _GOLDEN ^ words[-1]
@@ -35,13 +35,13 @@ def dither(key: jax.Array, shape: tuple[int, ...], bits: int = 16) -> jax.Array:
     return ((levels.astype(jnp.float32) + 0.5) / 2.0**bits - 0.5).reshape(shape)
 
 
-def settled(product: jax.Array) -> jax.Array:
-    """Return a product, rounded before anything is added to it; a bit less precise."""
+def without_fma(product: jax.Array) -> jax.Array:
+    """Round a product before it is added to anything, at the cost of a bit of precision."""
     return jax.lax.reduce_precision(product, 8, 22)
 
 
 def ordered_sum(rows: jax.Array) -> jax.Array:
-    """Return the sum over the last axis, added in an order that does not depend on the compiler."""
+    """Return the sum over the last axis, added in a fixed order."""
     while rows.shape[-1] > 1:
         half = -(-rows.shape[-1] // 2)
         tail = jnp.pad(rows[..., half:], [(0, 0)] * (rows.ndim - 1) + [(0, rows.shape[-1] % 2)])
@@ -50,34 +50,34 @@ def ordered_sum(rows: jax.Array) -> jax.Array:
 
 
 def root_mean_square(leaf: jax.Array) -> jax.Array:
-    """Return the root mean square of a leaf, of any size of numbers; zero of an empty one."""
+    """Return the root mean square of a leaf without overflow; zero for an empty one."""
     flat, width = leaf.reshape(-1), max(1, min(_LANES, leaf.size))
     count, unit = leaf.size // width, power_of_two(jnp.max(jnp.abs(flat), initial=0.0))
 
     def square(part: jax.Array) -> jax.Array:
-        return settled((part / unit) * (part / unit))
+        return without_fma((part / unit) * (part / unit))
 
     def add(k: jax.Array, lanes: jax.Array) -> jax.Array:
         return lanes + square(jax.lax.dynamic_slice_in_dim(flat, k * width, width))
 
-    rest = flat[count * width :]
-    lanes = square(jnp.pad(rest, (0, width - len(rest))))
+    remainder = flat[count * width :]
+    lanes = square(jnp.pad(remainder, (0, width - len(remainder))))
     lanes = jax.lax.fori_loop(0, count, add, lanes) if count else lanes
-    # Alone, or compilers compute it again for every number that is divided by it.
+    # Behind a barrier: otherwise it is recomputed for every number that is divided by it.
     total = jax.lax.optimization_barrier(ordered_sum(lanes))
     return unit * jnp.sqrt(total * np.float32(1 / max(1, leaf.size)))
 
 
 def power_of_two(largest: jax.Array) -> jax.Array:
-    """Return the largest power of two that is not above some numbers; one for zero.
+    """Return the largest power of two that does not exceed each number; one for zero.
 
-    Dividing by it is exact, however a compiler does it, and keeps squares from overflowing.
+    Dividing by it is exact, and keeps squares from overflowing.
     """
-    bits = jax.lax.bitcast_convert_type(largest, jnp.uint32) & np.uint32(0x7F800000)
-    found = jax.lax.bitcast_convert_type(bits, jnp.float32)
-    return jnp.where(found > 0, found, 1.0)
+    exponent = jax.lax.bitcast_convert_type(largest, jnp.uint32) & np.uint32(0x7F800000)
+    power = jax.lax.bitcast_convert_type(exponent, jnp.float32)
+    return jnp.where(power > 0, power, 1.0)
 
 
-def safe(step: Any) -> Any:
-    """Return a step that one can divide by; where it is zero everything else is, too."""
+def one_if_zero(step: Any) -> Any:
+    """Replace a step of zero by one, so that one can divide by it."""
     return jnp.where(step > 0, step, 1.0)

@@ -1,4 +1,4 @@
-"""Some of the numbers: a random subset, or the largest."""
+"""Sparse messages: a random subset of the numbers, or the largest."""
 
 from typing import Any, NamedTuple
 
@@ -8,17 +8,18 @@ import numpy as np
 
 from simfbo.codecs._entropy import packed, unpacked
 from simfbo.codecs._shared_noise import random_bits
-from simfbo.codecs.codec import BadMessage, Codec, Shape, built_once
+from simfbo.codecs.codec import BadMessage, Codec, Shape, cached_by_arguments
 from simfbo.errors import UserError
 
 _LEVELS = 2**16
 
 
-@built_once
+@cached_by_arguments
 def random_subset(share: float) -> Codec:
-    """Each number with probability `share`, divided by it; the key says which, at no cost.
+    """Send each number with probability `share`, divided by it.
 
-    Unbiased, with relative variance 1 / share - 1.
+    The positions follow from the shared key and cost no bytes. Unbiased, with relative variance
+    1 / share - 1.
 
     Args:
         share: of the numbers that are sent, as float32; it is rounded to 16 bits.
@@ -44,9 +45,9 @@ def random_subset(share: float) -> Codec:
         mask = np.asarray(on_host(key, shape))
         if len(data) != 4 * int(mask.sum()):
             raise BadMessage(f"{len(data)} bytes for {int(mask.sum())} numbers")
-        found = np.zeros(shape, np.float32)
-        found[mask] = np.frombuffer(data, "<f4")
-        return found
+        numbers = np.zeros(shape, np.float32)
+        numbers[mask] = np.frombuffer(data, "<f4")
+        return numbers
 
     def size(leaf: jax.Array, symbols: Any, key: jax.Array) -> jax.Array:
         return 4.0 * jnp.sum(chosen(key, leaf.shape).astype(jnp.float32))
@@ -56,22 +57,22 @@ def random_subset(share: float) -> Codec:
 
 
 class Largest(NamedTuple):
-    """The largest numbers, as bits of bfloat16, and their places."""
+    """The largest numbers, as bits of bfloat16, and their positions."""
 
     values: Any
     places: Any
 
 
-@built_once
+@cached_by_arguments
 def top_k(share: float) -> Codec:
-    """The largest numbers of an array, as bfloat16, with their places; all others become zero.
+    """Send the largest numbers of an array, as bfloat16, with their positions; others become zero.
 
-    Biased: what is never among the largest is never sent. Theory asks for error feedback, the
-    sender adding what it left out to its next message; clients keep nothing between rounds here, so
+    Biased: coordinates that are never among the largest are never sent. Theory asks for error
+    feedback, where the sender adds the residual to its next message; clients are stateless here, so
     there is none.
 
     Args:
-        share: of the numbers that are sent; of each array at least one.
+        share: of the numbers that are sent, at least one of each array.
     """
     _require_share(share)
 
@@ -107,14 +108,21 @@ def top_k(share: float) -> Codec:
         values = np.frombuffer(data[: 2 * k], "<u2").astype(np.uint16)
         places = unpacked(data[2 * k :], k, bits)
         if k and (places.max() >= np.prod(shape) or (np.diff(places) <= 0).any()):
-            raise BadMessage("places that cannot be")
+            raise BadMessage("invalid positions")
         return Largest(values, places.astype(np.int32))
 
     name = f"top_k({share:g})"
     return Codec(
-        name, False, None, True, quantise, restore, pack, unpack,
+        name,
+        False,
+        None,
+        True,
+        quantise,
+        restore,
+        pack,
+        unpack,
         lambda leaf, symbols, key: float(encoded_bytes(leaf.shape)),
-    )  # fmt: skip
+    )
 
 
 def _require_share(share: float) -> None:

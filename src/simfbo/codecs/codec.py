@@ -1,13 +1,12 @@
 """A codec: arrays as few bytes, and back.
 
 A codec works leaf by leaf, in two halves. The first is arithmetic in JAX: `quantise` turns a leaf
-into symbols, mostly whole numbers, and `restore` turns symbols into the leaf that the receiver has.
-The second is exact and runs on the host: `pack` turns symbols into bytes, `unpack` bytes into the
-same symbols. So a simulation needs the first half only: `restore(quantise(leaf))` is what arrives,
-to the bit, and `size` is how many bytes it would have taken.
+into symbols, mostly integers, and `restore` turns symbols into the receiver's leaf. The second is
+exact and runs on the host: `pack` turns symbols into bytes, and `unpack` bytes into the same
+symbols. A simulation therefore needs the first half only: `restore(quantise(leaf))` equals the
+decoded message to the bit, and `size` is the number of bytes it would have taken.
 
-Sender and receiver share a key. Whatever is drawn from it (dither, rotations, subsets) costs no
-bytes.
+Sender and receiver share a key; dither, rotations and subsets drawn from it cost no bytes.
 """
 
 import zlib
@@ -44,10 +43,10 @@ class Codec(NamedTuple):
         pack: (leaf, symbols, key) -> bytes.
         unpack: (bytes, key, shape) -> symbols; raises `BadMessage`.
         size: (leaf, symbols, key) -> the number of bytes, in JAX.
-        relative: whether what is sent is the difference from the start of the run.
-        finer: (share) -> the codec for an array that has this share of the numbers of the largest
+        relative: send the difference from the start of the run.
+        finer: (share) -> the codec of an array that has this share of the numbers of the largest
             array in the channel. Small arrays, such as kernels and biases, cost few bytes and
-            matter much. None if it is the same for all.
+            matter much. None: the same codec for all.
     """
 
     name: str
@@ -63,46 +62,46 @@ class Codec(NamedTuple):
     finer: Callable[[float], "Codec"] | None = None
 
     def each(self, leaves: Sequence[Any]) -> list["Codec"]:
-        """Return the codec for each of some arrays that belong together."""
+        """Return the codec of each array of a channel."""
         if self.finer is None:
             return [self] * len(leaves)
         sizes = [max(1, leaf.size) for leaf in leaves]
         return [self.finer(size / max(sizes)) for size in sizes]
 
     def encode(self, tree: PyTree, key: jax.Array) -> bytes:
-        """Return a tree as bytes.
+        """Encode a tree of float arrays.
 
         Args:
             tree: of arrays of floats.
-            key: that the receiver has too; another one for every message.
+            key: shared with the receiver; a new one for every message.
         """
         leaves = list(map(np.asarray, jax.tree.leaves(tree)))
         rows = enumerate(zip(self.each(leaves), leaves, strict=True))
         return framed([encode_leaf(codec, a, leaf_key(key, j)) for j, (codec, a) in rows])
 
     def decode(self, data: bytes, key: jax.Array, like: PyTree) -> PyTree:
-        """Return the tree in bytes that `encode` made; raise `BadMessage` if they are others.
+        """Decode the output of `encode`; raise `BadMessage` for any other bytes.
 
         Args:
-            data: the bytes. Nothing in them is trusted: they cannot make the result larger.
-            key: that they were encoded with.
+            data: the bytes, not trusted: they cannot make the result larger.
+            key: the key they were encoded with.
             like: a tree of the same shapes and dtypes, which may be abstract.
         """
         leaves, structure = jax.tree.flatten(like)
-        parts = enumerate(zip(self.each(leaves), unframed(data, len(leaves)), leaves, strict=True))
-        found = [decode_leaf(codec, d, leaf_key(key, j), a) for j, (codec, d, a) in parts]
-        return jax.tree.unflatten(structure, found)
+        rows = enumerate(zip(self.each(leaves), unframed(data, len(leaves)), leaves, strict=True))
+        decoded = [decode_leaf(codec, body, leaf_key(key, j), a) for j, (codec, body, a) in rows]
+        return jax.tree.unflatten(structure, decoded)
 
 
-def built_once(build: Callable[P, Codec]) -> Callable[P, Codec]:
-    """Let a function return the same codec for the same arguments: programs are kept by codec."""
-    kept, form = lru_cache(maxsize=1024)(build), signature(build)
+def cached_by_arguments(build: Callable[P, Codec]) -> Callable[P, Codec]:
+    """Cache a codec's constructor by its arguments, since programs are compiled per codec."""
+    cached, parameters = lru_cache(maxsize=1024)(build), signature(build)
 
     @wraps(build)
     def built(*args: P.args, **kwargs: P.kwargs) -> Codec:
-        bound = form.bind(*args, **kwargs)
+        bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
-        return kept(*bound.args, **bound.kwargs)
+        return cached(*bound.args, **bound.kwargs)
 
     return built
 
@@ -115,20 +114,21 @@ def leaf_key(key: jax.Array, number: int) -> jax.Array:
 def received(
     codec: Codec, leaf: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, Callable[[], jax.Array]]:
-    """Return what arrives of a leaf, and what computes its bytes: encode and decode's twin in JAX.
+    """Return a leaf as the receiver decodes it, and a function that computes its bytes.
 
-    A leaf that is not finite arrives as not a number, so that the receiver refuses it.
+    The equivalent of encode and decode in JAX. A leaf with non-finite numbers becomes NaN, so that
+    the receiver rejects it.
     """
     narrow = leaf.astype(jnp.float32)
     symbols = codec.quantise(narrow, key)
-    found = codec.restore(symbols, key, leaf.shape)
+    restored = codec.restore(symbols, key, leaf.shape)
     finite = _is_finite(narrow)
 
     def count_bytes() -> jax.Array:
         size = jnp.asarray(codec.size(narrow, symbols, key), float)
         return jnp.where(finite, 1 + jnp.minimum(size, 4.0 * leaf.size), 1.0)
 
-    return jnp.where(finite, found, jnp.nan).astype(leaf.dtype), count_bytes
+    return jnp.where(finite, restored, jnp.nan).astype(leaf.dtype), count_bytes
 
 
 def _is_finite(leaf: jax.Array) -> jax.Array:
@@ -146,7 +146,7 @@ def _restored(codec: Codec, symbols: Symbols, key: jax.Array, shape: Shape) -> j
 
 
 def encode_leaf(codec: Codec, leaf: Any, key: jax.Array) -> bytes:
-    """Return an array as bytes, at most one more than it has as float32."""
+    """Encode an array, in at most one byte more than its float32 form."""
     narrow = np.asarray(leaf, np.float32)
     symbols, finite = _quantised(codec, narrow, key)
     if not finite:
@@ -157,19 +157,19 @@ def encode_leaf(codec: Codec, leaf: Any, key: jax.Array) -> bytes:
             return _CODED + body
     except OverflowError:  # numbers too large for the range coder
         pass
-    found = np.asarray(_restored(codec, symbols, key, narrow.shape))
-    return _RAW + found.astype("<f4").tobytes()
+    restored = np.asarray(_restored(codec, symbols, key, narrow.shape))
+    return _RAW + restored.astype("<f4").tobytes()
 
 
 def decode_leaf(codec: Codec, data: bytes, key: jax.Array, like: Any) -> np.ndarray:
-    """Return the array that was encoded."""
+    """Decode an array; the inverse of `encode_leaf`."""
     mode, body, shape = data[:1], data[1:], tuple(like.shape)
     if mode == _NOT_FINITE and not body:
         return np.full(shape, np.nan, like.dtype)
     if mode == _RAW:
         return floats(body, shape).astype(like.dtype)
     if mode != _CODED:
-        raise BadMessage("bytes that are no coded array")
+        raise BadMessage("bytes that are not a coded array")
     try:
         symbols = codec.unpack(body, key, shape)
     except (ValueError, IndexError, OverflowError, AssertionError) as error:
@@ -181,64 +181,64 @@ def decode_leaf(codec: Codec, data: bytes, key: jax.Array, like: Any) -> np.ndar
 
 
 def floats(body: bytes, shape: Shape) -> np.ndarray:
-    """Return an array of 32-bit floats from its bytes."""
+    """Read an array of 32-bit floats."""
     if len(body) != 4 * int(np.prod(shape, dtype=object)):
         raise BadMessage(f"{len(body)} bytes for an array of shape {shape}")
     return np.frombuffer(body, "<f4").astype(np.float32).reshape(shape)
 
 
 def varint(number: int) -> bytes:
-    """Return a whole number in groups of seven bits, the lowest first.
+    """Encode a non-negative integer in groups of seven bits, the lowest first.
 
     Example:
         >>> varint(300).hex()
         'ac02'
     """
-    found = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a position, and where it ends."""
-    found = 0
-    for place in range(5):
-        if at + place >= len(data):
+    """Read the integer at a position; return it and the position after it."""
+    number = 0
+    for offset in range(5):
+        if at + offset >= len(data):
             break
-        octet = data[at + place]
-        found |= (octet & 0x7F) << 7 * place
-        if octet < 0x80:
-            return found, at + place + 1
-    raise BadMessage("a number that does not end")
+        byte = data[at + offset]
+        number |= (byte & 0x7F) << 7 * offset
+        if byte < 0x80:
+            return number, at + offset + 1
+    raise BadMessage("an unterminated number")
 
 
 def framed(parts: list[bytes]) -> bytes:
-    """Return several messages in one, with a checksum."""
+    """Join messages into one, with a checksum."""
     body = b"".join(varint(len(part)) + part for part in parts)
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
 def unframed(data: bytes, count: int) -> list[bytes]:
-    """Return the messages in one; raise `BadMessage` unless they are `count`."""
+    """Split a joined message; raise `BadMessage` unless it has `count` parts."""
     body, check = data[:-4], data[-4:]
     if len(data) < 4 or zlib.crc32(body).to_bytes(4, "little") != check:
         raise BadMessage("bytes whose checksum is wrong")
-    parts, at = [], 0
+    parts, start = [], 0
     for _ in range(count):
-        length, at = read_varint(body, at)
-        if length > len(body) - at:
-            raise BadMessage("a message that ends too early")
-        parts.append(body[at : at + length])
-        at += length
-    if at != len(body):
+        length, start = read_varint(body, start)
+        if length > len(body) - start:
+            raise BadMessage("a truncated message")
+        parts.append(body[start : start + length])
+        start += length
+    if start != len(body):
         raise BadMessage("more bytes than a message has")
     return parts
 
 
 def frame_size(encoded_bytes: Any) -> Any:
-    """Return the bytes of a part of a frame, with its length, in JAX."""
+    """Return the size of one message inside a frame, with its length prefix, in JAX."""
     return (
         encoded_bytes
         + sum((encoded_bytes >= 2.0**bits).astype(encoded_bytes.dtype) for bits in (7, 14, 21))

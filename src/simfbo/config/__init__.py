@@ -1,5 +1,5 @@
-"""Configuration: TOML and flags in, the objects of a run out."""
+"""Configuration: from TOML and flags to the objects of a run."""
 
-# Their records are in the catalogue before anybody looks into it.
+# Importing them registers the library's records in the catalogue.
 from simfbo.config import methods as methods
 from simfbo.config import tasks as tasks

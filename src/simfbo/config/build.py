@@ -47,11 +47,11 @@ _OPTIMISERS = {
 
 
 def build_method(config: RunConfig, task: Task) -> Method:
-    """Return the algorithm of a configuration, with the step sizes it asks for."""
+    """Build the algorithm of a configuration, with its step sizes."""
     problem, settings = task.problem, config.algorithm
     if config.steps == "given":
-        found = build_algorithm(settings, problem, config.rounds)
-        return smoothed(found, config.aggregation.momenta)
+        algorithm = build_algorithm(settings, problem, config.rounds)
+        return smoothed(algorithm, config.aggregation.momenta)
     build = WithSteps(settings, problem, config.aggregation.momenta)
     if config.steps == "tuning-free":
         return tuning_free(build)
@@ -59,7 +59,7 @@ def build_method(config: RunConfig, task: Task) -> Method:
 
 
 class WithSteps(NamedTuple):
-    """Builds a method with step sizes; equal ones share compiled programs."""
+    """Builds a method from step sizes; equal instances share compiled programs."""
 
     settings: MethodSettings
     problem: BilevelProblem
@@ -67,18 +67,18 @@ class WithSteps(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Return whether the method has one set of step sizes."""
+        """Whether the method has a single set of step sizes."""
         return hasattr(self.settings, "steps")
 
     def __call__(self, plan: Plan) -> Method:
-        """Return the method with the steps of a plan."""
+        """Build the method with the steps of a plan."""
         steps: Json = {"local": plan.local, "server": plan.server}
         steps = {"steps": plan.plain} if self.plain else steps
         return smoothed(_made(self.settings, self.problem, **steps), self.momenta)
 
 
 def smoothed(algorithm: Method, theta: float | None) -> Method:
-    """Return the algorithm with client momenta, if a configuration asks for them."""
+    """Add client momenta to an algorithm if configured."""
     return algorithm if theta is None else with_momenta(algorithm, theta)
 
 
@@ -86,17 +86,19 @@ _STEPS = {"name", "steps", "local", "server", "server_optimiser", "server_schedu
 
 
 def _made(settings: MethodSettings, problem: BilevelProblem, **steps: PyTree) -> Method:
-    """Return a method with its options and the given step sizes."""
+    """Build a method from its settings and the given step sizes."""
     factory, options = factory_of(METHODS.find(settings.name)), settings.model_dump(exclude=_STEPS)
-    found = factory(problem, **steps, **options)
-    if not isinstance(found, Method):
-        kind = type(found).__name__
+    method = factory(problem, **steps, **options)
+    if not isinstance(method, Method):
+        kind = type(method).__name__
         raise UserError(f"'{settings.name}' returned {kind}, which is not a Method.")
-    return found
+    return method
 
 
 def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: int) -> Method:
-    """Return a method with the step sizes in its settings: its fields are the factory's arguments.
+    """Build a method with the step sizes in its settings.
+
+    The fields of the settings are the factory's arguments.
 
     Args:
         settings: the method's.
@@ -108,13 +110,13 @@ def build_algorithm(settings: MethodSettings, problem: BilevelProblem, rounds: i
     local, server = getattr(settings, "local"), getattr(settings, "server")  # noqa: B009
     steps = _steps(server or local)
     if (settings.server_optimiser, settings.server_schedule) != ("sgd", "constant"):
-        rule, falls = _OPTIMISERS[settings.server_optimiser], settings.server_schedule == "cosine"
-        steps = Point(*(rule(_falling(step, rounds) if falls else step) for step in steps))
+        rule, decays = _OPTIMISERS[settings.server_optimiser], settings.server_schedule == "cosine"
+        steps = Point(*(rule(_cosine(step, rounds) if decays else step) for step in steps))
     return _made(settings, problem, local=_steps(local), server=steps)
 
 
 def law_factories() -> dict[str, checks.Factory]:
-    """Return every method of the catalogue as a factory for `simfbo.checks`, by name."""
+    """Return all methods of the catalogue as factories for `simfbo.checks`, by name."""
     return {
         f"{method.name}{suffix}": _law_factory(method, options)
         for method in METHODS.usable()
@@ -124,46 +126,46 @@ def law_factories() -> dict[str, checks.Factory]:
 
 def law_factory(name: str) -> checks.Factory:
     """Return a method of the catalogue, or at package.module:factory, for `simfbo.checks`."""
-    known = {} if ":" in name else law_factories()
-    if name.lower() in known:
-        return known[name.lower()]
+    factories = {} if ":" in name else law_factories()
+    if name.lower() in factories:
+        return factories[name.lower()]
     record = METHODS.find(name)
-    settings_model(record)  # parameters that cannot be used are refused now
+    settings_model(record)  # rejects unusable parameters early
     return _law_factory(record, record.laws.get("", {}))
 
 
 def _law_factory(record: MethodRecord, options: Json) -> checks.Factory:
-    """Return (problem, local, server) -> the method; one set of step sizes is the server's."""
-    rest = {key: value for key, value in options.items() if key != "v"}
+    """Return (problem, local, server) -> the method; a single set of step sizes is the server's."""
+    keywords = {key: value for key, value in options.items() if key != "v"}
 
     def build(problem: BilevelProblem, local: Point[float], server: Point[float]) -> Method:
         factory = factory_of(record)
         if record.private:
             problem = problem._replace(lower_level="private")
         if "local" in settings_model(record).model_fields:
-            return factory(problem, local=local, server=server, **rest)
-        return factory(problem, steps=server._replace(v=options.get("v", server.v)), **rest)
+            return factory(problem, local=local, server=server, **keywords)
+        return factory(problem, steps=server._replace(v=options.get("v", server.v)), **keywords)
 
     return build
 
 
-def _falling(step: float, rounds: int) -> optax.Schedule:
-    """Return the step that falls to zero along a half cosine."""
+def _cosine(step: float, rounds: int) -> optax.Schedule:
+    """Return a cosine schedule that decays to zero."""
     cosine = optax.cosine_decay_schedule(step, rounds)
     return lambda count: cosine(jnp.asarray(count, float))  # strict promotion wants a float
 
 
 def build_federation(config: RunConfig, data: FederatedData) -> Engine:
-    """Return the federation of a configuration."""
+    """Build the federation of a configuration."""
     work = build_local_work(config.local_work, config.seed)
-    work(jax.random.key(config.seed), data.n)  # a list that does not fit is refused now
+    work(jax.random.key(config.seed), data.n)  # rejects a list of the wrong length early
     rules, size = config.gate, config.cohort_size(data.n)
     if rules.min_replies > size:
         raise UserError(
             f"'gate.min_replies' is {rules.min_replies}, but only {size} clients are sampled: "
             "lower it."
         )
-    given = data, _sampler(config.sampling.kind, size, data.n), work
+    arguments = data, _sampler(config.sampling.kind, size, data.n), work
     safety: Json = {
         "gate": Gate(rules.max_norm, rules.min_replies),
         "aggregators": _aggregators(config.aggregation),
@@ -172,12 +174,12 @@ def build_federation(config: RunConfig, data: FederatedData) -> Engine:
         "detect_anomalies": config.detect_anomalies,
     }
     if config.engine == "debug":
-        return DebugFederation(*given, **safety)
-    return SimulatedFederation(*given, **safety, strategy=config.strategy, chunk=config.chunk)
+        return DebugFederation(*arguments, **safety)
+    return SimulatedFederation(*arguments, **safety, strategy=config.strategy, chunk=config.chunk)
 
 
 def build_codecs(config: CodecsConfig | None) -> Codecs | None:
-    """Return the codecs of a configuration; None where messages travel as they are."""
+    """Build the codecs of a configuration; None if messages are not compressed."""
     return None if config is None else Codecs(_by_channel(config.up), _by_channel(config.down))
 
 
@@ -186,12 +188,12 @@ def _by_channel(config: ChannelCodecs) -> Point[Codec | None]:
 
 
 def _codec(text: str) -> Codec | None:
-    """Return the codec that a text names."""
+    """Parse the text of a codec and build it."""
     spec = settings_of_codecs.parse(text)
     if spec is None:
         return None
-    found = getattr(codecs, spec.name)(*spec.numbers)
-    return codecs.relative_to_start(found) if spec.relative else found
+    codec = getattr(codecs, spec.name)(*spec.numbers)
+    return codecs.relative_to_start(codec) if spec.relative else codec
 
 
 class Built(NamedTuple):
@@ -205,7 +207,7 @@ class Built(NamedTuple):
 
 
 def build(config: RunConfig, task: Task) -> Built:
-    """Return the objects of the run that a configuration describes."""
+    """Build the objects of a run from its configuration."""
     algorithm, evaluate = build_method(config, task), task.evaluate
     federation = build_federation(config, task.data)
     if config.privacy is not None:
@@ -223,12 +225,12 @@ def run_built(
     track: Tracking | None = None,
     client_metrics: bool = False,
 ) -> History:
-    """Run what was built; the arguments are those of `run`.
+    """Run the objects from `build`; the arguments are those of `run`.
 
-    With `client_metrics`, clients measure what the task names; not where messages are private.
+    With `client_metrics`, clients measure the task's client metrics, unless messages are private.
     """
     config = built.config
-    asked = client_metrics and config.privacy is None
+    measure_clients = client_metrics and config.privacy is None
     return run(
         built.algorithm,
         built.federation,
@@ -237,7 +239,7 @@ def run_built(
         rounds=config.rounds,
         seed=config.seed,
         evaluate=built.evaluate,
-        client_metrics=built.task.client_metrics if asked else None,
+        client_metrics=built.task.client_metrics if measure_clients else None,
         every=config.evaluation_interval,
         directory=directory,
         config=config.model_dump(mode="json"),
@@ -251,12 +253,12 @@ def run_built(
 
 
 def about(built: Built) -> Json:
-    """Return what a history's header says for whoever shows it."""
+    """Return the presentation entries of a history's header."""
     return {**built.task.about, "colour": colour_of(built.config.algorithm.name)}
 
 
 def _with_epsilon(delta: float, task: Task, algorithm: Method, federation: Engine) -> Evaluate:
-    """Return the task's metrics and the epsilon of all exchanges so far."""
+    """Add the epsilon of all exchanges so far to the task's metrics."""
 
     def evaluate(state: PyTree) -> dict[str, float]:
         exchanges = federation.ledger.total.rounds
@@ -271,7 +273,6 @@ def _privacy(config: PrivacyConfig) -> Privacy:
 
 
 def _aggregators(config: AggregationConfig) -> Point[Aggregator | None]:
-    """Return the aggregator of each channel."""
     rules = {
         "mean": aggregation.mean,
         "median": aggregation.median,
@@ -288,7 +289,7 @@ def _steps(config: StepSizes | TwoStepSizes) -> Point[float]:
 
 
 def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
-    """Return the sampler; a cohort larger than the federation is refused before the run."""
+    """Build the sampler; reject a cohort larger than the federation."""
     if kind == "everyone":
         return sampling.everyone()
     if kind == "with-replacement":
@@ -299,24 +300,33 @@ def _sampler(kind: str, size: int, n: int) -> sampling.Sampler:
 
 
 def build_local_work(config: LocalWorkConfig, seed: int = 0) -> local_work.LocalWork:
-    """Return the local work of a configuration."""
-    given = [_local_rule(*local_rule(text)) for text in config.rules]
+    """Build the local work of a configuration."""
     numbers = [] if config.optimiser == "sgd" else [config.strength]
-    given = given or [_local_rule(config.optimiser, numbers)]
-    rules, again = given[0] if len(given) == 1 else given, config.rules_every_round
+    rules = [_local_rule(*local_rule(text)) for text in config.rules]
+    rules = rules or [_local_rule(config.optimiser, numbers)]
+    clients_rules = rules[0] if len(rules) == 1 else rules
+    redraw = config.rules_every_round
     if config.low is not None and config.high is not None:
         every = config.every_round
-        return local_work.uniform(config.low, config.high, rules, every_round=every, seed=seed,
-                                  rules_every_round=again)  # fmt: skip
+        return local_work.uniform(
+            config.low,
+            config.high,
+            clients_rules,
+            every_round=every,
+            seed=seed,
+            rules_every_round=redraw,
+        )
     if isinstance(config.tau, list):
-        return local_work.fixed(config.tau, rules, rules_every_round=again)
-    return local_work.constant(config.tau, rules, rules_every_round=again)
+        return local_work.fixed(config.tau, clients_rules, rules_every_round=redraw)
+    return local_work.constant(config.tau, clients_rules, rules_every_round=redraw)
 
 
 def _local_rule(name: str, numbers: list[float]) -> local_work.LocalRule:
-    """Return the local rule of a name."""
     if name == "coefficients":
         return local_work.coefficients(numbers)
-    rules = {"sgd": local_work.sgd, "momentum": local_work.momentum,
-             "proximal": local_work.proximal}  # fmt: skip
+    rules = {
+        "sgd": local_work.sgd,
+        "momentum": local_work.momentum,
+        "proximal": local_work.proximal,
+    }
     return rules[name](*numbers)

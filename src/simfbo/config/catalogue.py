@@ -1,10 +1,10 @@
-"""The catalogue: one record per method and per task. Everything that lists them derives from it.
+"""The catalogue: one record per method and per task, from which all lists are derived.
 
-Light on purpose: a record names its factory, which is imported when it is used, so that
-`simfbo --help` and a mistyped name answer without JAX.
+A record names its factory, which is imported on use: this module does not import JAX, so that
+`simfbo --help` and a mistyped name are answered fast.
 
-A package of yours adds records through the entry-point groups `simfbo.methods` and `simfbo.tasks`;
-without an entry point, `package.module:name` is accepted wherever a method or a task is named.
+Other packages add records through the entry-point groups `simfbo.methods` and `simfbo.tasks`.
+Without an entry point, `package.module:name` is accepted in place of a name.
 """
 
 import contextlib
@@ -27,29 +27,27 @@ __all__ = ["METHODS", "TASKS", "MethodRecord", "Shelf", "TaskRecord"]
 
 
 class MethodRecord(NamedTuple):
-    """The record of a method: how it is built, and how it is presented.
+    """The record of a method: its construction and presentation.
 
     Attributes:
         name: in configurations and on the command line.
-        title: as people call it.
-        factory: (problem, local, server, ...) or (problem, steps, ...) -> Algorithm, or where to
-            import it from, as "package.module:name".
+        title: in reports and figures.
+        factory: (problem, local, server, ...) or (problem, steps, ...) -> Algorithm, or its import
+            path, as "package.module:name".
         settings: the model of its settings; None to derive it from the factory's signature.
-        defaults: of settings, where a configuration has others than the factory.
-        sampling: how its authors sample clients, where that is not without replacement.
-        one_exchange: whether it makes one exchange per cohort, so that privacy can be accounted.
-        adds_up_work: whether clients that do more local work count for more.
-        private: whether it needs a problem with a personal lower level.
-        baseline: whether it solves no bilevel problem: it is found by name, and left out of lists.
-        laws: options with which `simfbo check` tries it, by suffix of its name; `v` among them is
-            a step size.
+        defaults: of settings that differ from the factory's.
+        sampling: the default sampling, if it is not without replacement.
+        one_exchange: one exchange per cohort, so that privacy can be accounted.
+        adds_up_work: clients with more local work have more weight.
+        private: needs a problem with a personal lower level.
+        baseline: solves no bilevel problem: it is found by name, but not listed.
+        laws: options for `simfbo check`, by suffix of the name; `v` among them is a step size.
         colour: of its line in figures; the next one of the palette by default.
         when: completes "use it when", for the table of methods in the documentation.
-        sampled: which part of an iteration is unbiased when clients are sampled, where that is not
-            all of it.
-        theory: what its paper proves, in a line of Markdown.
+        sampled: the part of an iteration that is unbiased under client sampling, if not all of it.
+        theory: the result proved in its paper, in a line of Markdown.
         paper: authors, venue and year.
-        from_abstract: whether it was written from the abstract of that paper alone.
+        from_abstract: written from the abstract of that paper alone.
     """
 
     name: str
@@ -76,11 +74,10 @@ class TaskRecord(NamedTuple):
 
     Attributes:
         name: in configurations and on the command line.
-        factory: (settings, seed, data_dir) -> Task, or where to import it from. Without `settings`
-            any function that returns a Task, called with its own parameters.
+        factory: (settings, seed, data_dir) -> Task, or its import path. Without `settings` any
+            function that returns a Task, called with its own parameters.
         settings: the model of its settings; None to derive it from the factory's signature.
-        practical: whether its upper level is the point: everyone takes part and step sizes are
-            automatic by default.
+        practical: full participation and automatic step sizes are the defaults.
     """
 
     name: str
@@ -96,10 +93,10 @@ class Shelf(Generic[R]):
     """The records of one kind, by name."""
 
     def __init__(self, kind: type[R], what: str, group: str) -> None:
-        """Begin empty; `what` is what messages call a record, `group` its entry points'."""
+        """Create an empty registry; `what` is the noun in messages, `group` the entry points'."""
         self._kind, self._what, self._group = kind, what, group
         self._records: dict[str, R] = {}
-        self._places: dict[str, R] = {}  # what was found at package.module:name
+        self._places: dict[str, R] = {}  # records imported from package.module:name
         self._registered: dict[str, str] | None = None
 
     def add(self, *records: R) -> None:
@@ -107,19 +104,20 @@ class Shelf(Generic[R]):
         self._records |= {record.name: record for record in records}
 
     def remove(self, name: str) -> None:
-        """Forget a record."""
+        """Remove a record."""
         self._records.pop(name, None)
 
     def names(self) -> list[str]:
-        """Return all names but baselines', those of other packages last; imports none of them."""
+        """Return all names except baselines, without importing; other packages' names come last."""
         records = self._records
-        return [name for name in self._all_names()
-                if not getattr(records.get(name), "baseline", False)]  # fmt: skip
+        return [
+            name for name in self._all_names() if not getattr(records.get(name), "baseline", False)
+        ]
 
     def find(self, name: str) -> R:
         """Return the record of a name or of `package.module:name`; raise if there is none.
 
-        Names are found in any case, and with hyphens for underscores.
+        Case is ignored, and hyphens equal underscores.
         """
         name = self.known(name)
         if name not in self._records and name not in self._places:
@@ -127,52 +125,54 @@ class Shelf(Generic[R]):
             if name not in places and ":" not in name:
                 raise UserError(self._unknown(name))
             place = places.get(name, name)
-            kept = self._places if place == name else self._records
-            kept[name] = self._imported(place)._replace(name=name)
+            target = self._places if place == name else self._records
+            target[name] = self._imported(place)._replace(name=name)
         return self._records.get(name) or self._places[name]
 
     def number(self, name: str) -> int:
-        """Return how many names come before one; those at package.module:name come last."""
+        """Return the index of a name; those at package.module:name come last."""
         return [*self.names(), *self._places].index(name)
 
     def usable(self) -> list[R]:
-        """Return all records but those of other packages that cannot be imported."""
-        found = []
+        """Return all records except those of other packages that cannot be imported."""
+        records = []
         for name in self.names():
             with contextlib.suppress(UserError):
-                found.append(self.find(name))
-        return found
+                records.append(self.find(name))
+        return records
 
     def _imported(self, place: str) -> R:
-        """Return the record at `package.module:name`, or one made for the factory there."""
-        found = load(place)
-        if isinstance(found, self._kind):
-            return found
-        if not callable(found) and not (self._kind is TaskRecord and _is_task(found)):
+        """Return the record at `package.module:name`, or create one for the factory there."""
+        loaded = load(place)
+        if isinstance(loaded, self._kind):
+            return loaded
+        if not callable(loaded) and not (self._kind is TaskRecord and _is_task(loaded)):
             wanted = "a function" if self._kind is MethodRecord else "a function or a Task"
             raise UserError(
-                f"The {self._what} '{plain(place)}' must be {wanted}, got {type(found).__name__}."
+                f"The {self._what} '{plain(place)}' must be {wanted}, got {type(loaded).__name__}."
             )
-        title = getattr(found, "__name__", place)
+        title = getattr(loaded, "__name__", place)
         method = self._kind is MethodRecord
-        record = MethodRecord(place, title, found) if method else TaskRecord(place, found)
+        record = MethodRecord(place, title, loaded) if method else TaskRecord(place, loaded)
         return record  # pyright: ignore[reportReturnType]
 
     def _entry_points(self) -> dict[str, str]:
-        """Return where the records of other packages are, by name."""
+        """Return the import paths of other packages' records, by name."""
         if self._registered is None:
             points = entry_points(group=self._group)
             self._registered = {point.name: point.value for point in points}
         return self._registered
 
     def known(self, name: str) -> str:
-        """Return a name as it is registered, if it is one that is written otherwise."""
+        """Return the registered spelling of a name; unregistered names are returned unchanged."""
         if name in self._records or ":" in name:
             return name
-        return {_folded(one): one for one in self._all_names()}.get(_folded(name), name)
+        return {_folded(registered): registered for registered in self._all_names()}.get(
+            _folded(name), name
+        )
 
     def _all_names(self) -> list[str]:
-        """Return all names, baselines' too."""
+        """Return all names, including baselines."""
         return list(dict.fromkeys([*self._records, *self._entry_points()]))
 
     def _unknown(self, name: str) -> str:
@@ -185,10 +185,10 @@ def _folded(name: str) -> str:
     return name.casefold().replace("-", "_")
 
 
-def _is_task(found: Any) -> bool:
-    from simfbo.tasks import Task  # which brings JAX, as has whoever made it
+def _is_task(loaded: Any) -> bool:
+    from simfbo.tasks import Task  # imports JAX, which the task's author has done before
 
-    return isinstance(found, Task)
+    return isinstance(loaded, Task)
 
 
 METHODS = Shelf(MethodRecord, "algorithm", "simfbo.methods")
@@ -198,7 +198,7 @@ TASKS = Shelf(TaskRecord, "task", "simfbo.tasks")
 
 
 def any_of(names: Iterable[str]) -> str:
-    """Return names as a choice.
+    """Join names to a choice.
 
     Example:
         >>> any_of(["a", "b", "c"])
@@ -209,7 +209,7 @@ def any_of(names: Iterable[str]) -> str:
 
 
 def load(place: str) -> Any:
-    """Return the object at `package.module:name`; modules may lie in the current folder."""
+    """Import the object at `package.module:name`; modules may be in the current folder."""
     module, _, attribute = place.partition(":")
     if not (module and attribute):
         raise UserError(f"Write '{plain(place)}' as package.module:name.")
@@ -222,16 +222,16 @@ def load(place: str) -> Any:
 
 
 def factory_of(record: MethodRecord | TaskRecord) -> Any:
-    """Return a record's factory, imported if need be."""
+    """Return a record's factory, importing it if necessary."""
     return load(record.factory) if isinstance(record.factory, str) else record.factory
 
 
 def settings_model(record: MethodRecord | TaskRecord) -> type[Any]:
-    """Return the model of a record's settings, derived from its factory where it has none."""
+    """Return the model of a record's settings, derived from its factory if it has none."""
     if record.settings is not None:
         return record.settings
     factory = factory_of(record)
-    if not callable(factory):  # a task that is ready
+    if not callable(factory):  # a Task object
         return TaskSettings
     if isinstance(record, TaskRecord):
         return _derived(record.name, factory, TaskSettings, ())
@@ -245,5 +245,5 @@ def _derived(name: str, factory: Any, base: type[Any], defaults: Any) -> type[An
 
 def colour_of(name: str) -> str:
     """Return the colour of a method's line."""
-    own = METHODS.find(name).colour
-    return own or COLOURS[METHODS.number(name) % len(COLOURS)]
+    colour = METHODS.find(name).colour
+    return colour or COLOURS[METHODS.number(name) % len(COLOURS)]

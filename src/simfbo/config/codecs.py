@@ -1,4 +1,4 @@
-"""The settings of codecs: how messages are coded, by direction and channel, as texts."""
+"""Settings of codecs: texts by direction and channel."""
 
 import re
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, model_validator
 from simfbo.config.fields import Strict
 from simfbo.errors import brief
 
-# The codecs by name: what kind of number each of their arguments is.
+# The codecs by name, with the types of their arguments.
 FAMILY: dict[str, tuple[type[int] | type[float], ...]] = {
     "float32": (),
     "bfloat16": (),
@@ -32,7 +32,7 @@ PRESETS = {
 
 
 class Spec(Strict):
-    """A codec, taken apart: its name, its numbers, and whether it is relative to the start."""
+    """A parsed codec: name, numbers, and whether it is relative to the start."""
 
     name: str
     numbers: tuple[int | float, ...]
@@ -40,7 +40,7 @@ class Spec(Strict):
 
 
 def parse(text: str) -> Spec | None:
-    """Return the codec that a text names; None for "none".
+    """Parse the text of a codec; None for "none".
 
     Example:
         >>> parse("relative_to_start(lowrank(32, 0.3))").numbers
@@ -49,11 +49,14 @@ def parse(text: str) -> Spec | None:
     if text.strip() == "none":
         return None
     inner = re.fullmatch(rf"\s*{_START}\s*\((.*)\)\s*", text)
-    found = re.fullmatch(r"(\w+)(?:\s*\(([^()]*)\))?", (inner[1] if inner else text).strip())
-    if found is None or found[1] not in FAMILY:
+    match = re.fullmatch(r"(\w+)(?:\s*\(([^()]*)\))?", (inner[1] if inner else text).strip())
+    if match is None or match[1] not in FAMILY:
         raise ValueError(f"use {', '.join(map(_example, FAMILY))} or none")
-    name, inside = found[1], (found[2] or "").strip()
-    words, kinds = [word.strip() for word in inside.split(",")] if inside else [], FAMILY[name]
+    name, arguments = match[1], (match[2] or "").strip()
+    words, kinds = (
+        [word.strip() for word in arguments.split(",")] if arguments else [],
+        FAMILY[name],
+    )
     try:
         numbers = tuple(kind(word) for kind, word in zip(kinds, words, strict=True))
     except ValueError:
@@ -85,9 +88,9 @@ class ChannelCodecs(Strict):
 
 
 class CodecsConfig(Strict):
-    """Codecs for both directions, or a preset; what is given beside a preset replaces its part.
+    """Codecs for both directions, or a preset; single channels of a preset can be replaced.
 
-    The name of a preset alone stands for it: `codecs = "small"`.
+    `codecs = "small"` is short for `codecs.preset = "small"`.
     """
 
     preset: Literal["small"] | None = None
@@ -100,11 +103,11 @@ class CodecsConfig(Strict):
         values = {"preset": values} if isinstance(values, str) else values
         if not isinstance(values, dict) or values.get("preset") not in PRESETS:
             return values
-        known = PRESETS[values["preset"]]
+        preset = PRESETS[values["preset"]]
         merged = {
-            way: {**known[way], **own}
-            for way in known
-            if isinstance(own := values.get(way, {}), dict)
+            direction: {**preset[direction], **given}
+            for direction in preset
+            if isinstance(given := values.get(direction, {}), dict)
         }
         return {**values, **merged}
 
@@ -113,7 +116,7 @@ class CodecsConfig(Strict):
         for text in (self.up.x, self.up.y, self.up.v):
             if (spec := parse(text)) is not None and spec.relative:
                 raise ValueError(
-                    f"{_START} is for what goes down, since clients send changes, which have no "
+                    f"{_START} is for payloads (down), since clients send changes, which have no "
                     f"start; got {brief(text)}"
                 )
         return self

@@ -1,4 +1,4 @@
-"""The kinds of values that settings have, and the models that settings derive from."""
+"""Types of settings, and the models that settings derive from."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,12 +19,12 @@ Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Dimension = Annotated[int, Field(gt=0, le=100_000)]
 Clients = Annotated[int, Field(gt=0, le=1_000_000)]
 Folds = Annotated[int, Field(ge=2, le=100)]
-# TOML has no null: "none" and "full" stand for it where a value may be missing.
+# TOML has no null: "none" and "full" stand for a missing value.
 Absent = BeforeValidator(lambda value: None if value in ("none", "full") else value)
 
 
 def local_rule(text: str) -> tuple[str, list[float]]:
-    """Return the name and the numbers of a local rule.
+    """Parse a local rule to its name and numbers.
 
     Example:
         >>> local_rule("momentum:0.9")
@@ -91,7 +91,7 @@ class TwoStepSizes(Strict):
 class LocalAndServer(MethodSettings):
     """Step sizes of the clients and of the server, which default to the clients'.
 
-    With the schedule `cosine` the server's step sizes fall to zero over the run.
+    With the schedule `cosine` the server's step sizes decay to zero over the run.
     """
 
     server_optimiser: Literal["sgd", "momentum", "adam"] = "sgd"

@@ -1,4 +1,4 @@
-"""Configuration files: TOML in, nested dictionaries out, and back."""
+"""Configuration files: conversion between TOML and nested dictionaries."""
 
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _LONGEST = 20_000_000  # characters of a file: a million clients' local steps
 
 
 def read(file: Path) -> Json:
-    """Return a TOML file as nested dictionaries."""
+    """Read a TOML file to nested dictionaries."""
     name = plain(str(file), 1000)
     text = _text(file, name)
     try:
@@ -29,7 +29,7 @@ def read(file: Path) -> Json:
 
 
 def _text(file: Path, name: str) -> str:
-    """Return what a file holds; `name` is what messages call it."""
+    """Read the text of a file; `name` is its name in messages."""
     try:
         with file.open(encoding="utf-8-sig") as stream:
             text = stream.read(_LONGEST + 1)
@@ -53,12 +53,12 @@ def merged(base: Json, own: Json) -> Json:
 
 
 def as_toml(settings: BaseModel) -> str:
-    """Return settings as a TOML file that `read` reads back."""
+    """Write settings as the text of a TOML file."""
     return tomli_w.dumps(dict(_values(settings)))
 
 
 def _values(model: BaseModel) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as TOML can hold them, the name of a method or task first."""
+    """Yield names and TOML values, the name of a method or task first."""
     fields = type(model).model_fields
     for name in sorted(fields, key=lambda name: name != "name"):
         value = getattr(model, name)
@@ -73,7 +73,7 @@ def _values(model: BaseModel) -> Iterator[tuple[str, Any]]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return (key, value) of `KEY=VALUE`, the value read as TOML, or as text if it is none.
+    """Parse `KEY=VALUE` to (key, value), the value as TOML or else as text.
 
     Example:
         >>> parse_override("algorithm.local.y=0.1")
@@ -83,7 +83,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"Write '{plain(text)}' as KEY=VALUE, for example task.clients=50.")
     try:
-        found = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):  # no TOML, too many digits, too deep
+        parsed = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):  # not TOML, too many digits, too deep
         return key.strip(), value.strip()
-    return key.strip(), found["value"] if len(found) == 1 else value.strip()
+    return key.strip(), parsed["value"] if len(parsed) == 1 else value.strip()

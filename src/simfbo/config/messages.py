@@ -1,4 +1,4 @@
-"""Messages: what is wrong with a configuration, in one short sentence that names the field."""
+"""Messages about invalid configurations: one short sentence that names the field."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ _TABLE_EXPECTED = ("model_type", "model_attributes_type", "dict_type")
 
 
 def dotted(key: Sequence[object]) -> str:
-    """Return a key as in TOML, quoted where it has to be.
+    """Join a key as in TOML, quoted where necessary.
 
     Example:
         >>> dotted(["task", "the clients"])
@@ -29,13 +29,13 @@ def sentence(error: ValidationError, root: type[BaseModel], models: Models, tabl
     """Describe the first mistake in a configuration.
 
     Args:
-        error: what the validation found.
+        error: of the validation.
         root: the model of the whole configuration.
         models: the models of the tables `task` and `algorithm`.
-        table: the table that was validated; none for the whole configuration.
+        table: the table that was validated; empty for the whole configuration.
 
     Returns:
-        One sentence that names the field and says what was expected.
+        One sentence with the field and the expected value.
     """
     first = error.errors(include_url=False)[0]
     place = _place((*table, *first["loc"]))
@@ -46,34 +46,34 @@ def sentence(error: ValidationError, root: type[BaseModel], models: Models, tabl
         return f"Unknown setting '{field}'.{_hint(place, root, models)}"
     if first["type"] in _TABLE_EXPECTED:
         message = "Input should be a table of settings"
-    got = brief(first["input"])
+    value = brief(first["input"])
     if message.startswith("Input should "):
-        return f"'{field}' {message.removeprefix('Input ')}, got {got}."
-    return f"'{field}' is invalid: {message}, got {got}."
+        return f"'{field}' {message.removeprefix('Input ')}, got {value}."
+    return f"'{field}' is invalid: {message}, got {value}."
 
 
-def _place(found: tuple[object, ...]) -> Key:
-    """Return the key of an error, without the tag by which pydantic chose a type."""
-    if found[:2] in (("local_work", "tau"), ("gate", "max_norm")):
-        return (*map(str, found[:2]), *map(str, found[3:]))
-    return tuple(map(str, found))
+def _place(location: tuple[object, ...]) -> Key:
+    """Return the key of an error, without pydantic's discriminator tags."""
+    if location[:2] in (("local_work", "tau"), ("gate", "max_norm")):
+        return (*map(str, location[:2]), *map(str, location[3:]))
+    return tuple(map(str, location))
 
 
 def _hint(place: Key, root: type[BaseModel], models: Models) -> str:
-    """Return ' Did you mean ...?' where a known key is close; else the settings of its table."""
+    """Suggest a similar known key, or else list the settings of its table."""
     if place == ("methods",):
         return " A file with methods is for simfbo compare."
     keys = list(_keys(root, models))
-    own = [key for key in keys if key[:-1] == place[:-1]]
+    siblings = [key for key in keys if key[:-1] == place[:-1]]
     word = place[-1][:80].lower().replace("-", "_")
-    same = [key for key in keys if key[-1] == word]
-    parts = [key for key in own if word in key[-1].split("_")]
-    close = same or parts or _close(word, own) or _close(word, keys)
+    with_same_name = [key for key in keys if key[-1] == word]
+    with_same_word = [key for key in siblings if word in key[-1].split("_")]
+    close = with_same_name or with_same_word or _close(word, siblings) or _close(word, keys)
     if close:
-        meant = "' or '".join(map(dotted, close[:2]))
-        return f" Did you mean '{meant}'?"
+        suggestions = "' or '".join(map(dotted, close[:2]))
+        return f" Did you mean '{suggestions}'?"
     if len(place) == 2 and place[0] in models:
-        others = sorted(key[-1] for key in own if key[-1] != "name")
+        others = sorted(key[-1] for key in siblings if key[-1] != "name")
         if not others:
             return f" There are no settings in '{place[0]}'."
         return f" The settings in '{place[0]}' are {', '.join(others)}."
@@ -81,9 +81,9 @@ def _hint(place: Key, root: type[BaseModel], models: Models) -> str:
 
 
 def _close(word: str, keys: Sequence[Key]) -> list[Key]:
-    """Return the keys whose last part is closest to a word, if any is close."""
-    found = difflib.get_close_matches(word, {key[-1] for key in keys}, 1)
-    return [key for key in keys if key[-1] in found]
+    """Return the keys whose last part is similar to a word."""
+    matches = difflib.get_close_matches(word, {key[-1] for key in keys}, 1)
+    return [key for key in keys if key[-1] in matches]
 
 
 def _keys(model: type[BaseModel], models: Models, path: Key = ()) -> Iterator[Key]:
@@ -91,8 +91,8 @@ def _keys(model: type[BaseModel], models: Models, path: Key = ()) -> Iterator[Ke
     for name, field in model.model_fields.items():
         yield (*path, name)
         chosen = [models[name]] if not path and name in models else models_in(field.annotation)
-        found = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
-        yield from sorted(found)
+        inner_keys = {key for inner in chosen for key in _keys(inner, models, (*path, name))}
+        yield from sorted(inner_keys)
 
 
 def models_in(annotation: object) -> Iterator[type[BaseModel]]:

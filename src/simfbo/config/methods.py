@@ -8,7 +8,7 @@ from simfbo.runs.palette import COLOURS, GREY
 
 
 def steps_table(settings: MethodSettings) -> str:
-    """Return the name of the table that holds a method's step sizes, the server's where given."""
+    """Return the name of the table with a method's step sizes; the server's if given."""
     if hasattr(settings, "steps"):
         return "steps"
     return "local" if getattr(settings, "server", None) is None else "server"
@@ -24,7 +24,7 @@ _FEDNEST = "Tarzanagh, Li, Thrampoulidis, Oymak, ICML 2022"
 _RADIUS = {"radius": 10.0}
 _FEDBIO = "Li, Huang, Huang, NeurIPS 2023"
 
-# The options under `laws` make series so long that truncation moves no measure across its limit.
+# The options under `laws` choose series so long that truncation does not affect the laws.
 METHODS.add(
     _record(0, "simfbo", "SimFBO", defaults=_RADIUS, one_exchange=True, adds_up_work=True,
             when="clients do about the same amount of local work: the default",

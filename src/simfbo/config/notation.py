@@ -1,4 +1,4 @@
-"""Values as people write them: whole numbers such as 1e3, and names in any case."""
+"""Lenient notation: whole numbers such as 1e3, and names in any case."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -9,30 +9,29 @@ from simfbo.config.messages import models_in
 
 
 def normalised(model: type[BaseModel], values: Any) -> Any:
-    """Return settings with whole floats as integers and names in the case of the model's.
+    """Convert whole floats to integers and names to the case of the model's.
 
-    Only where the model leaves no doubt; all else is left to the validation.
+    Ambiguous values are left to the validation.
 
     Args:
-        model: what the settings are validated with.
+        model: the model that validates the settings.
         values: a table of settings.
     """
     if not isinstance(values, dict):
         return values
     fields = model.model_fields
     return {
-        key: _one(fields[key].annotation, value) if key in fields else value
+        key: _normalised_value(fields[key].annotation, value) if key in fields else value
         for key, value in values.items()
     }
 
 
-def _one(annotation: Any, value: Any) -> Any:
-    """Return one setting."""
+def _normalised_value(annotation: Any, value: Any) -> Any:
     if isinstance(value, dict):
         inner = list(models_in(annotation))
         return normalised(inner[0], value) if len(inner) == 1 else value
     if isinstance(value, list):
-        return [_one(annotation, one) for one in value]
+        return [_normalised_value(annotation, item) for item in value]
     kinds = set(_leaves(annotation))
     if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
@@ -42,7 +41,7 @@ def _one(annotation: Any, value: Any) -> Any:
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
-    """Yield the types and the literal values that an annotation is made of."""
+    """Yield the types and literal values of an annotation."""
     args = get_args(annotation)
     if get_origin(annotation) is Literal:
         yield from args

@@ -1,7 +1,7 @@
-"""The configuration of a run: TOML and flags in, a checked model out.
+"""The configuration of a run: from TOML and flags to a validated model.
 
-Light on purpose: nothing here imports JAX, so that `simfbo --help` and a mistyped key answer at
-once. `simfbo.config.build` turns a configuration into the objects of a run.
+This module does not import JAX, so that `simfbo --help` and a mistyped key are answered at once.
+`simfbo.config.build` turns a configuration into the objects of a run.
 """
 
 import copy
@@ -53,7 +53,7 @@ _STEP_SETTINGS = ("local", "server", "steps", "server_optimiser", "server_schedu
 
 
 class SamplingConfig(Strict):
-    """Who takes part in a round; the default `size` is 10, or all where there are fewer."""
+    """The sampling of clients; the default `size` is 10, or all clients if there are fewer."""
 
     kind: Literal["everyone", "without-replacement", "with-replacement"] = "without-replacement"
     size: Clients | None = None
@@ -66,9 +66,9 @@ class SamplingConfig(Strict):
 
 
 class LocalWorkConfig(Strict):
-    """How much each client does: `tau`, or `low` and `high` for a uniform draw.
+    """The clients' local work: `tau`, or `low` and `high` for a uniform distribution.
 
-    All clients have the same local `optimiser`, or each its own, as `rules` lists them.
+    All clients have the same local `optimiser`, or each its own, as listed in `rules`.
     """
 
     tau: Annotated[
@@ -100,16 +100,16 @@ class LocalWorkConfig(Strict):
         return self
 
     def most(self) -> int:
-        """Return the largest number of local steps that a client may take."""
+        """Return the largest number of local steps of a client."""
         return self.high or (max(self.tau, default=1) if isinstance(self.tau, list) else self.tau)
 
 
 class RunConfig(Strict):
-    """Everything a run depends on; by default `every` makes about 20 evaluations.
+    """The complete configuration of a run; by default `every` makes about 20 evaluations.
 
-    With `steps` set to auto the step sizes are chosen automatically, and those in the method's
-    settings are not used. That is the default for practical tasks unless a step size is given.
-    With tuning-free each is the inverse of what its directions have added up to.
+    With `steps = "auto"` step sizes are chosen automatically, and those in the method's settings
+    are ignored. That is the default for practical tasks unless a step size is given. With
+    "tuning-free" each is the inverse of the accumulated norm of its directions.
     """
 
     task: SerializeAsAny[TaskSettings]
@@ -128,7 +128,7 @@ class RunConfig(Strict):
     rounds: Count = 500
     every: Count | None = None
     seed: int = Field(0, ge=0, lt=2**32)
-    track: list[str] = Field([], exclude=True)  # a run does not depend on it
+    track: list[str] = Field([], exclude=True)  # does not affect results
 
     @model_validator(mode="after")
     def _privacy_fits(self) -> "RunConfig":
@@ -140,8 +140,8 @@ class RunConfig(Strict):
                 "algorithm.local"
             )
         if not METHODS.find(self.algorithm.name).one_exchange:
-            known = [method.name for method in METHODS.usable() if method.one_exchange]
-            raise ValueError(f"'privacy' is accounted for {any_of(known)} only")
+            supported = [method.name for method in METHODS.usable() if method.one_exchange]
+            raise ValueError(f"'privacy' is accounted for {any_of(supported)} only")
         if self.sampling.kind == "with-replacement":
             raise ValueError("'privacy' needs sampling without replacement, or everyone")
         if {self.aggregation.x, self.aggregation.y, self.aggregation.v} != {"mean"}:
@@ -152,16 +152,18 @@ class RunConfig(Strict):
     def _steps_fit(self) -> "RunConfig":
         if self.steps == "tuning-free" and not _has_server_steps(type(self.algorithm)):
             records = METHODS.usable()
-            known = [one.name for one in records if _has_server_steps(settings_model(one))]
+            supported = [
+                record.name for record in records if _has_server_steps(settings_model(record))
+            ]
             raise ValueError(
                 f"'{self.algorithm.name}' cannot take tuning-free steps, which are the server's "
-                f"for x, y and v: use {any_of(known)}, or set steps to auto"
+                f"for x, y and v: use {any_of(supported)}, or set steps to auto"
             )
         return self
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> "RunConfig":
-        clients = getattr(self.task, "clients", 1)  # a task of yours may call anything so
+        clients = getattr(self.task, "clients", 1)  # of any type in a user's task
         if isinstance(clients, int) and clients * self.local_work.most() > LARGEST // 10:
             raise ValueError(
                 f"'task.clients' times the most local steps must not exceed {LARGEST // 10:,}: "
@@ -170,38 +172,39 @@ class RunConfig(Strict):
         return self
 
     def cohort_size(self, n: int) -> int:
-        """Return how many of n clients are sampled for an exchange."""
+        """Return the number of n clients that are sampled for an exchange."""
         return n if self.sampling.kind == "everyone" else self.sampling.size or min(10, n)
 
     @property
     def evaluation_interval(self) -> int:
-        """Return after how many iterations a run is evaluated."""
+        """The number of iterations between evaluations."""
         return self.every or max(1, self.rounds // 20)
 
 
 def _has_server_steps(model: type[Strict]) -> bool:
-    """Return whether a method's settings hold step sizes of the server for x, y and v."""
+    """Check whether a method's settings hold server step sizes for x, y and v."""
     field = model.model_fields.get("server")
     return field is not None and field.annotation == StepSizes | None
 
 
 def load(file: Path | None, overrides: Json) -> RunConfig:
-    """Return the configuration in a TOML file, with dotted keys from the flags on top.
+    """Read a configuration from a TOML file, overridden by flags.
 
     Args:
         file: the TOML file, or None for defaults.
         overrides: values by dotted key, as {"task.clients": 50}.
 
     Returns:
-        The checked configuration.
+        The validated configuration.
     """
     return checked(read(file) if file else {}, overrides)
 
 
 def checked(tree: Json, overrides: Json) -> RunConfig:
-    """Return the configuration in nested dictionaries, with dotted keys on top.
+    """Validate a configuration in nested dictionaries, overridden by dotted keys.
 
-    A `preset` in the tree lies below the rest of it, one among the keys above the tree.
+    A `preset` in the tree has lower precedence than the rest of it; one among the overrides has
+    higher precedence than the tree.
     """
     overrides = dict(overrides)
     tree = _with_preset(copied(tree))
@@ -212,7 +215,7 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
     if isinstance(tree.get("track"), str):
         tree["track"] = [tree["track"]]
     for text in tree["track"] if isinstance(tree.get("track"), list) else ():
-        tracker(str(text))  # which says what there is
+        tracker(str(text))  # raises for an unknown tracker
     tree = normalised(RunConfig, tree)
     task = _record(tree, "task", TASKS.find, None)
     method = _record(tree, "algorithm", METHODS.find, "simfbo")
@@ -220,7 +223,7 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
     tree["task"] = _validated(
         models["task"], normalised(models["task"], tree["task"]), models, ("task",)
     )
-    models["algorithm"] = settings_model(method)  # which brings JAX
+    models["algorithm"] = settings_model(method)  # imports JAX
     tree["algorithm"] = normalised(models["algorithm"], tree["algorithm"])
     tree = _with_defaults(tree, task, method, models["algorithm"])
     tree["algorithm"] = _validated(models["algorithm"], tree["algorithm"], models, ("algorithm",))
@@ -228,7 +231,7 @@ def checked(tree: Json, overrides: Json) -> RunConfig:
 
 
 def _with_preset(tree: Json) -> Json:
-    """Return the settings on top of those of the preset that they name."""
+    """Merge the settings over those of the preset they name."""
     if "preset" not in tree:
         return tree
     name = tree.pop("preset")
@@ -240,7 +243,7 @@ def _with_preset(tree: Json) -> Json:
 def _validated(
     model: type[S], values: Any, models: Mapping[str, type[Strict]], table: tuple[str, ...] = ()
 ) -> S:
-    """Return the settings in a table of the configuration, or in all of it."""
+    """Validate the settings of a table of the configuration, or of all of it."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -248,7 +251,7 @@ def _validated(
 
 
 def _record(tree: Json, table: str, find: Any, default: str | None) -> Any:
-    """Return the record that a table of the configuration names."""
+    """Return the record named in a table of the configuration."""
     settings = tree.setdefault(table, {})
     if not isinstance(settings, dict):
         raise UserError(f"'{table}' must be a table of settings, got {brief(settings)}.")
@@ -263,21 +266,21 @@ def _record(tree: Json, table: str, find: Any, default: str | None) -> Any:
 
 
 def _with_defaults(tree: Json, task: TaskRecord, method: MethodRecord, model: type[Strict]) -> Json:
-    """Return the settings with defaults that depend on the task and on the method."""
+    """Add the defaults that depend on the task and on the method."""
     algorithm, sampling = tree["algorithm"], tree.get("sampling", {})
     kind = method.sampling or ("everyone" if task.practical else None)
-    some = isinstance(sampling, dict) and sampling.get("size") is not None
-    if kind and isinstance(sampling, dict) and not (kind == "everyone" and some):
+    size_given = isinstance(sampling, dict) and sampling.get("size") is not None
+    if kind and isinstance(sampling, dict) and not (kind == "everyone" and size_given):
         tree["sampling"] = {"kind": kind, **sampling}
-    given = any(key in algorithm for key in _STEP_SETTINGS)
-    tree.setdefault("steps", "auto" if task.practical and not given else "given")
+    steps_given = any(key in algorithm for key in _STEP_SETTINGS)
+    tree.setdefault("steps", "auto" if task.practical and not steps_given else "given")
     if tree["steps"] != "given" and "radius" in model.model_fields:
         tree["algorithm"] = {"radius": "none", **algorithm}
     return tree
 
 
 def copied(tree: Json) -> Json:
-    """Return a copy of nested dictionaries, after a check that they are not nested too deeply."""
+    """Copy nested dictionaries; raise if they are nested too deeply."""
     for key, value in tree.items():
         level, depth = [value], 0
         while level := [inner for outer in level for inner in _inside(outer)]:
@@ -288,7 +291,7 @@ def copied(tree: Json) -> Json:
 
 
 def _inside(value: object) -> Iterable[object]:
-    """Return what a table or a list holds."""
+    """Return the values of a table or list."""
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 

@@ -1,4 +1,4 @@
-"""The settings of what protects a run: the gate, the aggregators and privacy."""
+"""Settings of robustness: the gate, the aggregators and privacy."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ AggregatorName = Literal[
 
 
 class GateConfig(Strict):
-    """What a reply must be like, how few may be left, and when a run counts as diverged."""
+    """Reply validation, the smallest number of replies, and the criterion of divergence."""
 
     max_norm: Annotated[Positive | Literal["auto"] | None, Absent] = None
     min_replies: PositiveInt = 1
@@ -21,7 +21,7 @@ class GateConfig(Strict):
 
 
 class AggregationConfig(Strict):
-    """How messages are combined, by channel.
+    """The aggregators, by channel.
 
     The default `clip` is the cohort's median norm, the default `radius` the median distance of its
     messages from their median. With `momenta`, clients send moving averages of their messages, with
@@ -47,7 +47,7 @@ class ChannelsConfig(Strict):
 
 
 class PrivacyConfig(Strict):
-    """Clipping norms and noise multipliers by channel, and who adds the noise."""
+    """Clipping norms and noise multipliers by channel, and the side that adds the noise."""
 
     clip: ChannelsConfig = ChannelsConfig()
     noise: ChannelsConfig = ChannelsConfig()

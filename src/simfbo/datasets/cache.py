@@ -1,4 +1,4 @@
-"""The data folder: where it is, which original files in it are intact, and how to download them."""
+"""The data folder: its path, its intact original files, and downloads of missing ones."""
 
 import contextlib
 import gzip
@@ -70,18 +70,18 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
     Args:
         dataset: The dataset.
         folder: The data folder, from `root`.
-        offline: Whether to raise rather than download.
+        offline: Raise instead of downloading.
 
     Raises:
         UserError: If a file is missing or damaged and cannot be downloaded.
     """
-    found = find(dataset, folder)
-    missing = dataset.files.keys() - found.files.keys()
+    cached = find(dataset, folder)
+    missing = dataset.files.keys() - cached.files.keys()
     if not missing:
-        return found.files
+        return cached.files
     if offline:
-        raise UserError(_offline_sentence(dataset, folder, found.damaged))
-    for path in found.damaged:
+        raise UserError(_offline_sentence(dataset, folder, cached.damaged))
+    for path in cached.damaged:
         warnings.warn(f"{path} is not {dataset.title}'s original: downloading it", stacklevel=3)
     target = folder / dataset.name
     # Before the download, so that a folder without write permission fails at once.
@@ -91,7 +91,7 @@ def obtain(dataset: Dataset[Any], folder: Path, offline: bool) -> dict[str, byte
     with _usable(dataset, folder):
         for name in missing:
             _store(target / name, fetched[name])
-    return found.files | {name: fetched[name] for name in missing}
+    return cached.files | {name: fetched[name] for name in missing}
 
 
 @contextlib.contextmanager
@@ -108,18 +108,22 @@ def _usable(dataset: Dataset[Any], folder: Path) -> Generator[None]:
 
 
 def intact(data: bytes, digest: str) -> bool:
-    """Return whether data has the digest, given as `algorithm:hexadecimal`."""
+    """Check whether data has the digest, given as `algorithm:hexadecimal`."""
     algorithm, expected = digest.split(":")
     return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest() == expected
 
 
 def _candidates(dataset: Dataset[Any], folder: Path, name: str) -> Iterator[Path]:
     """Return the existing paths that may hold an original file, most likely first."""
-    own = folder / dataset.name
-    places = [own, folder, *(base / sub for sub in dataset.folders for base in (own, folder))]
+    subfolder = folder / dataset.name
+    folders = [
+        subfolder,
+        folder,
+        *(base / sub for sub in dataset.folders for base in (subfolder, folder)),
+    ]
     names = dict.fromkeys((name, name.replace("-idx", ".idx")))
     spellings = [spelling + suffix for suffix in ("", ".gz") for spelling in names]
-    paths = (place / spelling for place in places for spelling in spellings)
+    paths = (parent / spelling for parent in folders for spelling in spellings)
     return (path for path in paths if path.is_file())
 
 
@@ -153,17 +157,17 @@ def _download(dataset: Dataset[Any]) -> Mapping[str, bytes]:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Write a file so that other processes see either all of it or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file atomically."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(data)
-        part.replace(path)
+        partial.write_bytes(data)
+        partial.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _offline_sentence(dataset: Dataset[Any], folder: Path, damaged: list[Path]) -> str:
-    """Return why an offline load failed and what to do."""
+    """Return the reason why an offline load failed, and a solution."""
     state = f"damaged ({damaged[0]})" if damaged else f"not in {folder}"
     return (
         f"{dataset.title} is {state} and cannot be downloaded offline: run "
@@ -172,11 +176,11 @@ def _offline_sentence(dataset: Dataset[Any], folder: Path, damaged: list[Path]) 
 
 
 def _alternatives(dataset: Dataset[Any]) -> str:
-    """Return the clause that names the ways to continue without a download."""
+    """Return a clause with the ways to continue without a download."""
     *names, last = dataset.files
     files = f"{', '.join(names)} and {last}" if names else last
-    way = "into a folder and set SIMFBO_DATA_DIR to it"
+    instruction = "into a folder and set SIMFBO_DATA_DIR to it"
     if dataset.images:
-        return f"put {files} {way}, or use the dataset 'digits', which needs no download"
-    # The same table saved by R or pandas has other bytes and would count as damaged.
-    return f"copy {files} from the data folder of another machine {way}"
+        return f"put {files} {instruction}, or use the dataset 'digits', which needs no download"
+    # The same table saved by R or pandas has other bytes and would be rejected.
+    return f"copy {files} from the data folder of another machine {instruction}"

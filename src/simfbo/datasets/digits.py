@@ -16,7 +16,7 @@ _EVERY = 5
 
 
 def available() -> bool:
-    """Return whether scikit-learn can be imported, without importing it."""
+    """Check whether scikit-learn is installed, without importing it."""
     return importlib.util.find_spec("sklearn") is not None
 
 
@@ -49,7 +49,7 @@ def _split(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """Return which digits are test images: every fifth of a shuffle sorted by class.
+    """Return the mask of test images: every fifth of a shuffle sorted by class.
 
     The shuffle uses NumPy's legacy generator, whose stream is frozen, so the split is the same with
     every version of NumPy.

@@ -1,4 +1,4 @@
-"""Data frames as they come: text, categories and gaps in their columns, clients in one of them."""
+"""Data frames with text, categories and gaps, and a column of clients."""
 
 import io
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class FrameData(NamedTuple):
     """The rows of one data frame.
 
     Attributes:
-        frame: The features as they come, and the clients' column if there is one.
-        target: What to predict [N]: numbers, or classes as text.
-        clients: The column that says which client holds a row; None if there are no natural ones.
+        frame: The unprocessed features, and the clients' column if there is one.
+        target: The values to predict [N]: numbers, or classes as text.
+        clients: The column of the client that holds a row; None if there are no natural clients.
         name: The name passed to `load_frame`.
     """
 
@@ -55,7 +55,7 @@ FRAMES = {
     "values": Columns("WVS.csv", "poverty", "country"),
     "vaccinations": Columns("guImmun.csv", "immun", "comm", ("kid", "mom"), {"comm": "community"}),
     "attainment": Columns("ScotsSec.csv", "attain", "second", ("primary",), {"second": "school"}),
-    # aritPOST is a test taken with the target's.
+    # aritPOST is a test taken together with the target.
     "pupils": Columns(
         "bdf.csv",
         "langPOST",
@@ -66,7 +66,7 @@ FRAMES = {
     "houses": Columns("HousePrices.csv", "price"),
     "melanoma": Columns("Mmmec.csv", "deaths", "nation", ("region", "county")),
 }
-"""What the columns of each frame mean, by name."""
+"""The meaning of the columns of each frame, by name."""
 
 
 def read(name: str, columns: Columns, files: Mapping[str, bytes]) -> FrameData:

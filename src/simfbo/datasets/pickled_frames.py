@@ -1,4 +1,4 @@
-"""Pickled data frames as CSV, read without pandas and without running anything they name."""
+"""Pickled data frames as CSV, read without pandas and without executing the pickle."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from simfbo.datasets.records import CORES, Record
 from simfbo.errors import UserError
 
 _SUFFIX = ".pkl.compress"
-# pandas 3 moved some of the names: pickles from before and after can be read.
+# pandas 3 moved some of the names; both locations are accepted.
 _NAMES = {
     ("builtins", "slice"),
     *records.ARRAYS,
@@ -44,7 +44,7 @@ def csv_originals(members: Mapping[str, bytes]) -> dict[str, bytes]:
 def frame_csv(data: bytes) -> bytes:
     """Convert a pickled data frame to CSV: a header, then rows, floats in full precision.
 
-    The same values give the same bytes on every machine, so the result has a fixed digest.
+    Equal values give equal bytes on every machine, so the result has a fixed digest.
 
     Args:
         data: The uncompressed pickle.
@@ -74,23 +74,23 @@ def _columns(frame: Record) -> dict[str, np.ndarray]:
     """Return the columns of a recorded data frame in order."""
     blocks, axes = records.called("BlockManager", frame.state["_mgr"])
     names = records.array(records.called("_new_Index", axes[0])[1]["data"]).tolist()
-    found: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for block in blocks:
-        values, places, _ = records.called("_unpickle_block", block)
-        for place, column in zip(_places(places, len(names)), records.array(values), strict=True):
-            found[names[place]] = column
-    return {name: found[name] for name in names}
+        values, location, _ = records.called("_unpickle_block", block)
+        for index, column in zip(_places(location, len(names)), records.array(values), strict=True):
+            columns[names[index]] = column
+    return {name: columns[name] for name in names}
 
 
 def _places(record: Record, count: int) -> Iterator[int]:
-    """Return which of `count` columns a block holds."""
+    """Return the indices of a block's columns among `count`."""
     if type(record).__name__ == "slice":
         return iter(range(count)[slice(*record.args)])
     return iter(records.array(record).tolist())
 
 
 def _cell(value: object) -> str:
-    """Return one value as text from which it can be read back exactly."""
+    """Format a value such that it can be read back exactly."""
     if isinstance(value, str):
         return value
     if type(value) not in (int, float):

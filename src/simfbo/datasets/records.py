@@ -1,8 +1,8 @@
-"""Pickles read without running anything they name.
+"""Pickles read without executing them.
 
-A pickle is a program: it names functions and calls them. For the few names that a known file needs,
-the reader here supplies classes that only record their arguments, and it refuses all other names;
-the arrays are then taken from the records.
+A pickle is a program: it names functions and calls them. For the few names in a known file, the
+reader here supplies classes that only record their arguments, and it rejects all other names; the
+arrays are then taken from the records.
 """
 
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# NumPy 2 moved some of the names: pickles from before and after can be read.
+# NumPy 2 moved some of the names; both locations are accepted.
 CORES = ("numpy.core", "numpy._core")
 ARRAYS = frozenset(
     {
@@ -22,7 +22,7 @@ ARRAYS = frozenset(
     }
 )
 """The names that pickled arrays need."""
-# Bytes become numbers of these kinds only: in an array of objects they would be pointers.
+# Only numeric dtypes may be read from bytes: in an array of objects they would be pointers.
 _NUMBERS = ("i8", "f8")
 
 
@@ -44,27 +44,27 @@ class Record:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that finds nothing but records."""
+    """An unpickler that creates records only."""
 
     def __init__(self, data: bytes, names: Collection[tuple[str, str]]) -> None:
-        """Read a pickle that may use the given names."""
+        """Prepare to read a pickle that may use the given names."""
         super().__init__(io.BytesIO(data))
         self._names = names
 
     def find_class(self, module: str, name: str) -> type[Record]:
-        """Return a class of records for one of the names.
+        """Return a class of records for an allowed name.
 
         Raises:
-            UnpicklingError: If it is any other name.
+            UnpicklingError: For any other name.
         """
         if (module, name) not in self._names:
-            asked = f"{module}.{name}"
-            raise pickle.UnpicklingError(f"it asks for {asked!r}, which was not run")
+            requested = f"{module}.{name}"
+            raise pickle.UnpicklingError(f"it asks for {requested!r}, which was not run")
         return type(name, (Record,), {})
 
 
 def load(data: bytes, names: Collection[tuple[str, str]]) -> Any:
-    """Return what a pickle describes, with a record in place of every call.
+    """Read a pickle, with a record in place of every call.
 
     Args:
         data: The pickle.
@@ -92,12 +92,12 @@ def array(record: Record) -> np.ndarray:
         return np.frombuffer(_bytes(content), _number(kind)).reshape(shape, order=order)
     objects = np.empty(len(content), object)
     objects[:] = content
-    # Objects are listed row by row, whatever the layout of the array was.
+    # Objects are listed in row-major order, independent of the array's layout.
     return objects.reshape(shape)
 
 
 def _bytes(content: Any) -> bytes:
-    """Return bytes, which pickles of protocol 2 hold as text to be encoded."""
+    """Return bytes, which pickles of protocol 2 store as encoded text."""
     if not isinstance(content, Record):
         return content
     text, encoding = called("encode", content)

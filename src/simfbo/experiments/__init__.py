@@ -1,5 +1,5 @@
-"""`simfbo reproduce`: the experiments of the SimFBO paper and the figures they give.
+"""`simfbo reproduce`: the experiments of the SimFBO paper and their figures.
 
-An experiment is a folder under benchmarks/: `experiment.toml` says what is run, README.md what
-came of it, results/ holds the histories. The wheel carries the configurations.
+An experiment is a folder under benchmarks/: `experiment.toml` configures its runs, README.md
+describes the results, results/ holds the histories. The wheel contains the configurations.
 """

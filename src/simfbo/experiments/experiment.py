@@ -1,6 +1,6 @@
 """Experiments: parts, methods, seeds and the paper's figures, as configured.
 
-Light on purpose: nothing here imports JAX.
+This module does not import JAX.
 """
 
 import difflib
@@ -26,18 +26,18 @@ NAMES = (
     "bytes",
     "sampled-clients",
 )
-_OWN = ("label", "short", "paper", "tuned")  # keys of a method that are not settings of a run
+_PRESENTATION = ("label", "short", "paper", "tuned")  # keys that are not settings of a run
 
 
 class Method(NamedTuple):
     """One line of a figure.
 
     Attributes:
-        label: what it is called.
-        config: its settings, but for the seed.
-        paper: the test accuracy that the paper reports for it; None if it does not.
-        tuned: whether its step sizes are `simfbo tune`'s.
-        short: what it is called at its line's end.
+        label: its name in tables.
+        config: its settings, except for the seed.
+        paper: the test accuracy reported in the paper, if any.
+        tuned: its step sizes are from `simfbo tune`.
+        short: its name at the end of its line.
     """
 
     label: str
@@ -59,13 +59,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `simfbo reproduce NAME` runs.
+    """The runs of `simfbo reproduce NAME`.
 
     Attributes:
         name: of its folder.
         title: in a few words.
-        claims: what it tests, claims of the paper unless they are ours, each with our verdict.
-        minutes: what it took on two cores.
+        claims: the tested claims, of the paper unless they are ours, each with our verdict.
+        minutes: the time on two cores.
         tree: the rest of its configuration.
     """
 
@@ -77,16 +77,18 @@ class Experiment:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Return its parts, or all in one; `skip` leaves one out. None if it has no methods."""
+        """Its parts, except those with `skip`; a single one by default."""
         tree = dict(self.tree)
-        several = tree.pop("parts", {"": {}}) if "methods" in tree else {}
+        tables = tree.pop("parts", {"": {}}) if "methods" in tree else {}
         return [
-            _part(name, merged(tree, own)) for name, own in several.items() if not own.get("skip")
+            _part(name, merged(tree, table))
+            for name, table in tables.items()
+            if not table.get("skip")
         ]
 
 
 def chosen(name: str) -> list[str]:
-    """Return the experiments of a name: one, or all of them."""
+    """Return the experiments with this name: one, or all of them."""
     if name == "all":
         return list(NAMES)
     if name not in NAMES:
@@ -97,7 +99,7 @@ def chosen(name: str) -> list[str]:
 
 
 def load(name: str, quick: bool = False) -> Experiment:
-    """Return an experiment, or its short form."""
+    """Read the configuration of an experiment, or of its short form."""
     tree = read(file(name))
     short = tree.pop("quick")
     tree = merged(tree, short) if quick else tree
@@ -107,30 +109,34 @@ def load(name: str, quick: bool = False) -> Experiment:
 
 
 def file(name: str) -> Path:
-    """Return where an experiment's configuration is: in the wheel, or in a clone's benchmarks/."""
+    """Return the path of an experiment's configuration, in the wheel or in benchmarks/."""
     packaged = Path(__file__).parent / f"{name}.toml"
     clone = Path(__file__).parents[3] / "benchmarks" / name / "experiment.toml"
     return packaged if packaged.exists() else clone
 
 
 def _part(name: str, tree: Json) -> Part:
-    """Return one part; `only` leaves methods out, `share` shortens the runs."""
+    """Build one part; `only` selects methods, `share` shortens the runs."""
     base = {key: tree[key] for key in ("task", "every", "sampling", "local_work") if key in tree}
     methods = {
-        key: _method(merged(base, own), tree.get("share", 1.0))
-        for key, own in tree["methods"].items()
+        key: _method(merged(base, settings), tree.get("share", 1.0))
+        for key, settings in tree["methods"].items()
         if key in tree.get("only", tree["methods"])
     }
     return Part(name, tree.get("about", ""), methods, checked_seeds(tree["seeds"]), tree)
 
 
 def _method(tree: Json, share: float) -> Method:
-    """Return a method; the short form takes a share of its iterations and evaluates more often."""
-    own = {key: tree.pop(key) for key in _OWN if key in tree}
+    """Build a method; the short form has fewer iterations and more frequent evaluations."""
+    presentation = {key: tree.pop(key) for key in _PRESENTATION if key in tree}
     if share < 1:
         rounds = max(1, round(share * tree["rounds"]))
         tree |= {"rounds": rounds, "every": max(1, min(tree["every"], rounds // 6))}
-    label = own["label"]
+    label = presentation["label"]
     return Method(
-        label, checked(tree, {}), own.get("paper"), own.get("tuned", False), own.get("short", label)
+        label,
+        checked(tree, {}),
+        presentation.get("paper"),
+        presentation.get("tuned", False),
+        presentation.get("short", label),
     )

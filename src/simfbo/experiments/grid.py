@@ -1,4 +1,4 @@
-"""Small computations, one per cell of a grid, kept as JSON lines and not done twice."""
+"""Small computations, one per cell of a grid, cached as JSON lines."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ def compute(
     file: Path,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Cell]:
-    """Apply a function to every cell of a grid, and keep the results.
+    """Apply a function to every cell of a grid, and save the results.
 
-    Each result is written at once, so that an interrupted computation continues where it stopped.
+    Each result is written immediately, so an interrupted computation can be resumed.
 
     Args:
-        cells: what sets each apart, as JSON would give it back.
+        cells: their settings, with JSON values.
         function: returns a cell's results.
         file: JSON lines, one per cell.
-        on_progress: called with the cells done and the cells in all.
+        on_progress: called with the completed and the total number of cells.
     """
     make_folder(file.parent)
     done = kept(cells, file)
@@ -40,30 +40,25 @@ def compute(
 
 
 def kept(cells: Sequence[Cell], file: Path) -> dict[int, Cell]:
-    """Return the cells that a file holds, by place; raise where it holds those of other settings.
+    """Read the cells in a file, by position; raise if it holds cells of other settings.
 
     Incomplete lines are skipped.
     """
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     done = {}
     for line in filter(None, map(_parse, text.splitlines())):
-        places = [i for i, cell in enumerate(cells) if _extends(line, cell)]
-        if not places:
+        matches = [i for i, cell in enumerate(cells) if line.items() > cell.items()]
+        if not matches:
             raise UserError(
                 f"{file} holds results of other settings: choose another output folder."
             )
-        done[places[0]] = line
+        done[matches[0]] = line
     return done
-
-
-def _extends(line: Cell, cell: Cell) -> bool:
-    """Return whether a line is a cell's, with results."""
-    return line.items() > cell.items()
 
 
 def _parse(line: str) -> Cell | None:
     try:
-        found = json.loads(line)
+        cell = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return cell if isinstance(cell, dict) else None

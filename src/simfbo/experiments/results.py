@@ -1,11 +1,11 @@
-"""The runs of an experiment: those that are missing are run, their histories kept side by side."""
+"""The runs of an experiment: missing ones are run, and histories are collected."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from simfbo.config.run import RunConfig, checked
+from simfbo.config.run import checked
 from simfbo.errors import UserError
 from simfbo.experiments.experiment import Part
 from simfbo.runs.files import folder_names, make_folder
@@ -17,13 +17,13 @@ Groups = dict[str, list[History]]
 
 
 class Resources(NamedTuple):
-    """With what an experiment is run.
+    """The resources for an experiment.
 
     Attributes:
-        workers: runs side by side.
+        workers: parallel runs.
         data_dir: folder of the data sets.
-        tune: whether step sizes are searched anew.
-        on_progress: called with what is done and what there is to do.
+        tune: search step sizes again.
+        on_progress: called with the completed and the total amount.
         tracking: the trackers of the reproduction.
     """
 
@@ -35,10 +35,10 @@ class Resources(NamedTuple):
 
 
 def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
-    """Run what `results/` does not hold yet, and return the histories of a part by method.
+    """Run the jobs that are missing in `results/`, and return the histories of a part by method.
 
-    A run that has ended moves from runs/ to results/METHOD-seedS.jsonl; one that was interrupted
-    continues from its last checkpoint.
+    A completed run moves from runs/ to results/METHOD-seedS.jsonl; an interrupted one continues
+    from its last checkpoint.
     """
     make_folder(folder / "results")
     jobs = missing(part, folder)
@@ -51,32 +51,32 @@ def run_part(part: Part, folder: Path, resources: Resources) -> Groups:
 
 
 def put_away(directory: Path, folder: Path) -> None:
-    """Remove a run's folder; what trackers wrote into it moves to tracked/."""
+    """Remove a run's folder; files of trackers move to tracked/."""
     for file in directory.rglob("checkpoint-*.npz"):
         file.unlink()
     if any(directory.rglob(STATE)):
         make_folder(folder / "tracked")
-        kept = folder / "tracked" / directory.name
-        shutil.rmtree(kept, ignore_errors=True)  # of an earlier run of the same
-        directory.replace(kept)
+        target = folder / "tracked" / directory.name
+        shutil.rmtree(target, ignore_errors=True)  # from an earlier run
+        directory.replace(target)
     else:
         shutil.rmtree(directory)
 
 
 def missing(part: Part, folder: Path) -> list[Job]:
-    """Return the runs that `results/` does not hold; raise where runs with other settings are."""
+    """Return the runs missing in `results/`; raise if there are runs with other settings."""
     jobs = [job for job in _jobs(part, folder) if not _is_kept(job, folder)]
     refuse_other_settings(jobs)
     return jobs
 
 
 def loaded(part: Part, name: str, folder: Path) -> list[History]:
-    """Return the kept histories of a method."""
+    """Load the histories of a method."""
     return [History.load(place(folder, part, name, seed)) for seed in part.seeds]
 
 
 def _jobs(part: Part, folder: Path) -> list[Job]:
-    """Return all runs of a part, all methods of a seed together."""
+    """Return all runs of a part, grouped by seed."""
     return [
         Job(
             method.config.model_copy(update={"seed": seed}),
@@ -88,9 +88,9 @@ def _jobs(part: Part, folder: Path) -> list[Job]:
 
 
 def place(folder: Path, part: Part, name: str, seed: int) -> Path:
-    """Return where the history of a run is kept."""
-    (named,) = folder_names([f"{part.name}-{name}" if part.name else name])
-    return folder / "results" / f"{named}-seed{seed}.jsonl"
+    """Return the path of a run's history."""
+    (folder_name,) = folder_names([f"{part.name}-{name}" if part.name else name])
+    return folder / "results" / f"{folder_name}-seed{seed}.jsonl"
 
 
 def _result(job: Job, folder: Path) -> Path:
@@ -98,19 +98,15 @@ def _result(job: Job, folder: Path) -> Path:
 
 
 def _is_kept(job: Job, folder: Path) -> bool:
-    """Return whether a run is in results/; raise if it is another one, or incomplete."""
+    """Check whether results/ holds a run; raise if it holds another one, or an incomplete one."""
     path = _result(job, folder)
     if not path.exists():
         return False
     history = History.load(path)
-    if "config" not in history.header or _normal(history) != job.config:
+    # Settings added since the history was written have their defaults.
+    if "config" not in history.header or checked(history.header["config"], {}) != job.config:
         raise UserError(f"{path} holds a run with other settings: choose another output folder.")
     if not history.records or (history.end or {}).get("status") not in ENDED:
         raise UserError(f"{path} is incomplete: delete it to run it again.")
-    shutil.rmtree(job.directory, ignore_errors=True)  # what a crash left behind
+    shutil.rmtree(job.directory, ignore_errors=True)  # left by a crash
     return True
-
-
-def _normal(history: History) -> RunConfig:
-    """Return a history's settings, those added since it was written at their defaults."""
-    return checked(history.header["config"], {})

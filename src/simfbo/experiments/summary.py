@@ -8,7 +8,7 @@ from simfbo.experiments.results import loaded, place
 from simfbo.runs.files import write_atomic
 from simfbo.studies.tables import markdown, to_target
 
-# What a column shows: an experiment and one of its parts.
+# The columns: an experiment and one of its parts.
 _COLUMNS = {
     ("mnist-iid", ""): "MNIST iid",
     ("mnist-noniid", ""): "MNIST non-iid",
@@ -18,18 +18,18 @@ _COLUMNS = {
 
 
 def write(folder: Path, quick: bool) -> bool:
-    """Write summary.md from the results in a folder; return whether there was anything to sum up.
+    """Write summary.md from the results in a folder; return False if there are no results.
 
     A cell is the test accuracy in per cent ± standard deviation over seeds, in brackets the
     paper's; to a goal, exchanges / megabytes / processor seconds.
     """
     rows: dict[str, dict[str, str]] = {}
-    for (name, wanted), column in _COLUMNS.items():
+    for (name, part_name), column in _COLUMNS.items():
         if not (folder / name).exists():
             continue
         experiment = load(name, quick)
         for part in experiment.parts:
-            if part.name == wanted:
+            if part.name == part_name:
                 for label, cells in _cells(part, experiment, column, folder / name).items():
                     rows.setdefault(label, {"method": label}).update(cells)
     columns = dict.fromkeys(key for row in rows.values() for key in row)
@@ -42,14 +42,14 @@ def write(folder: Path, quick: bool) -> bool:
 def _cells(
     part: Part, experiment: Experiment, column: str, folder: Path
 ) -> dict[str, dict[str, str]]:
-    """Return what one part of an experiment says of each method whose runs are all there."""
-    goal, found = experiment.tree["goal"], {}
+    """Return the cells of one part, for each method whose runs are complete."""
+    goal, cells = experiment.tree["goal"], {}
     for key, method in part.methods.items():
         if not all(place(folder, part, key, seed).exists() for seed in part.seeds):
             continue
         histories = loaded(part, key, folder)
         paper = f" ({100 * method.paper:.4g})" if method.paper is not None else ""
-        found[method.label] = {
+        cells[method.label] = {
             "exchanges an iteration": tables.exchanges_an_iteration(
                 [h.records[-1] for h in histories]
             ),
@@ -58,4 +58,4 @@ def _cells(
                 histories, tables.METRIC, goal
             ),
         }
-    return found
+    return cells

@@ -1,4 +1,4 @@
-"""Tables and figures of an experiment's runs, our figures next to the paper's."""
+"""Tables and figures of an experiment's runs, next to the paper's figures."""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -19,10 +19,10 @@ METRIC = findings.METRIC
 
 
 def accuracy(part: Part, groups: Groups, tree: Json) -> list[dict[str, str]]:
-    """Return the table of a part, a row per method, means over seeds.
+    """Build the table of a part, a row per method, means over seeds.
 
     Accuracies are per cent ± standard deviation; costs to a target are for the first evaluation
-    at or above it, where all seeds got there.
+    at or above it, if all seeds reached it.
     """
     rows = []
     for name, method in part.methods.items():
@@ -45,19 +45,19 @@ def accuracy(part: Part, groups: Groups, tree: Json) -> list[dict[str, str]]:
 
 
 def ended(histories: Sequence[History], metric: str) -> str:
-    """Return the mean accuracy at the end, or how many runs did not get there."""
+    """Format the mean accuracy at the end, or the number of lost runs."""
     return lost(histories) or per_cent([history.records[-1][metric] for history in histories])
 
 
 def exchanges_an_iteration(last: Sequence[Json]) -> str:
-    """Return the exchanges of an iteration, from the runs' last records."""
+    """Return the exchanges per iteration, from the runs' last records."""
     iterations = sum(record["round"] for record in last)
     rounds = sum(record["communication_rounds"] for record in last)
     return f"{rounds / iterations:.3g}" if iterations else "–"  # noqa: RUF001
 
 
 def per_cent(shares: Sequence[float]) -> str:
-    """Return mean and standard deviation in per cent.
+    """Format mean and standard deviation in per cent.
 
     Example:
         >>> per_cent([0.974, 0.976])
@@ -91,12 +91,12 @@ _COMPARED = (("test accuracy, points", METRIC, 100), ("test loss", "test_loss", 
 
 
 def _paired(gaps: np.ndarray) -> dict[str, str]:
-    """Return what differences say; where all are the same, nothing is to be tested."""
-    shown = {"mean": f"{gaps.mean():+.3f}", "seeds": str(len(gaps))}
+    """Format paired differences; without tests if all are equal."""
+    row = {"mean": f"{gaps.mean():+.3f}", "seeds": str(len(gaps))}
     if np.ptp(gaps) == 0:
-        return shown | dict.fromkeys(("95 % interval", "p (t)", "p (signed ranks)"), "")
+        return row | dict.fromkeys(("95 % interval", "p (t)", "p (signed ranks)"), "")
     low, high = interval(gaps)
-    return shown | {
+    return row | {
         "95 % interval": f"{low:+.3f} to {high:+.3f}",
         "p (t)": f"{stats.ttest_1samp(gaps, 0)[1]:.2g}",
         "p (signed ranks)": f"{stats.wilcoxon(gaps)[1]:.2g}",
@@ -108,26 +108,26 @@ def _finals(histories: Sequence[History], metric: str) -> np.ndarray:
 
 
 def ratios(part: Part, groups: Groups, reference: str) -> list[dict[str, str]]:
-    """Return what it takes to reach a method's final accuracy, and how many times less that is.
+    """Compare the costs of reaching a method's final accuracy.
 
     The accuracy is the reference's mean over seeds at its end; its cost is that of its whole run.
-    A method is skipped if one of its seeds did not get there.
+    A method is skipped if one of its seeds did not reach it.
     """
     if lost(groups[reference]):
         return []
     target = mean(_finals(groups[reference], METRIC))
-    spent = [history.records[-1] for history in groups[reference]]
+    final = [history.records[-1] for history in groups[reference]]
     rows = []
     for name, method in part.methods.items():
-        reached = firsts(groups[name], METRIC, target)
-        there = [record for record in reached if record and record["round"]]
-        if name == reference or len(there) < len(groups[name]):
+        records = firsts(groups[name], METRIC, target)
+        firsts_reached = [record for record in records if record and record["round"]]
+        if name == reference or len(firsts_reached) < len(groups[name]):
             continue
         row = {"method": method.label}
         for cost in ("rounds", "MB", "CPU s"):
-            times = sum(map(COSTS[cost], spent)) / sum(map(COSTS[cost], there))
+            ratio = sum(map(COSTS[cost], final)) / sum(map(COSTS[cost], firsts_reached))
             name = column(cost)
-            row |= {name: mean_cost(there, cost), f"times fewer {name}": f"{times:.2g}"}
+            row |= {name: mean_cost(firsts_reached, cost), f"times fewer {name}": f"{ratio:.2g}"}
         rows.append(row)
     return rows
 
@@ -139,25 +139,29 @@ def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def draw(part: Part, groups: Groups, tree: Json) -> Figure:
-    """Draw a part: test accuracy against what it costs, under what was found.
+    """Draw the test accuracy of a part against its costs, with the finding as title.
 
-    A colour per algorithm, a line style per setting of it; dotted across, the paper's figures.
-    Where one algorithm is compared with itself (`colours = "each"`), a colour per line. Methods
-    that are not in `highlight` are grey.
+    A colour per algorithm, a line style per setting of it; dotted horizontally, the paper's
+    figures. If one algorithm is compared with itself (`colours = "each"`), a colour per line.
+    Methods that are not in `highlight` are grey.
     """
     main = tree.get("highlight", part.methods)
     methods = dict(sorted(part.methods.items(), key=lambda item: item[0] not in main))
     if tree.get("colours") == "each":
-        plain = figures.looks_of_lines([one.short for one in methods.values()])
+        plain = figures.looks_of_lines([method.short for method in methods.values()])
     else:
         plain = figures.looks_of({m.short: m.config.algorithm.name for m in methods.values()})
     looks = {
-        one.short: plain[one.short]._replace(mark=one.paper, main=name in main)
-        for name, one in methods.items()
+        method.short: plain[method.short]._replace(mark=method.paper, main=name in main)
+        for name, method in methods.items()
     }
     dotted = "Dotted: the paper's figures." if any(m.paper for m in methods.values()) else ""
     return figures.draw(
-        {method.short: groups[name] for name, method in methods.items()}, METRIC,
-        along=tree["costs"], looks=looks, limits=tuple(tree["limits"]),
-        finding=findings.finding(groups, tree), about=f"{part.title} {dotted}".strip(),
-    )  # fmt: skip
+        {method.short: groups[name] for name, method in methods.items()},
+        METRIC,
+        along=tree["costs"],
+        looks=looks,
+        limits=tuple(tree["limits"]),
+        finding=findings.finding(groups, tree),
+        about=f"{part.title} {dotted}".strip(),
+    )

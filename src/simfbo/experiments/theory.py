@@ -1,13 +1,13 @@
-"""The paper's theorems, measured on quadratics whose solution is known.
+"""The paper's theorems, measured on quadratics with known solutions.
 
 Theorem 1: with its step sizes, the mean of ||grad Phi||^2 over T rounds falls as
 
     (n - P)/n * sqrt(tau / (P T)) + 1 / sqrt(P tau T) + 1 / (tau T)
 
-up to constants: where clients are alike, or all take part, P and tau speed up alike. Theorems 1 and
-2: under unequal, fixed local work SimFBO ends at the stationary point of Phi~, whose weights are
-w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, and ShroFBO at that of Phi, up to a drift of the order
-of the local steps.
+up to constants: with identical clients or full participation, P and tau have the same speed-up.
+Theorems 1 and 2: under unequal, fixed local work SimFBO ends at the stationary point of Phi~, whose
+weights are w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1, and ShroFBO at that of Phi, up to a drift of
+the order of the local steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def measured(
     file: Path,
     resources: Resources,
 ) -> list[Cell]:
-    """Compute the results of cells in double precision; those in the file are kept."""
+    """Compute the results of cells in double precision; those in the file are reused."""
     with jax.enable_x64(True):
         return compute(cells, function, file, resources.on_progress)
 
@@ -72,7 +72,7 @@ def speedup(cell: Cell) -> dict[str, float]:
 
 @lru_cache(maxsize=1)  # seeds share a compiled program
 def _speedup_parts(settings: tuple[Any, ...]) -> tuple[Method, SimulatedFederation, Task]:
-    """Return the algorithm, federation and task that all seeds of a cell share."""
+    """Build the algorithm, federation and task that all seeds of a cell share."""
     cell = dict(settings)
     T, P, tau, scale = cell["rounds"], cell["P"], cell["tau"], cell["scale"]
     gamma, eta = scale * (P / (tau * T)) ** 0.5, scale / (tau * T**0.5)
@@ -95,22 +95,25 @@ def mismatch_cells(tree: Json) -> list[Cell]:
 
 
 def local_work(case: Json) -> Json:
-    """Return what clients do in a case of `objective-mismatch`: tau_i and local rules."""
+    """Return the local work in a case of `objective-mismatch`: tau_i and local rules."""
     return {key: case[key] for key in ("taus", "rules") if key in case}
 
 
 def mismatch(cell: Cell) -> dict[str, float]:
-    """Return how far from the points of Phi and of Phi~ a method ends, and how far those are apart.
+    """Return the final distances to the points of Phi and Phi~, and the distance between the two.
 
-    Everyone takes part with all its data, so that nothing is random but the quadratic.
+    With full participation and full batches, only the quadratic is random.
     """
     eta, n = cell["eta"], len(cell["taus"])
     work = build_local_work(LocalWorkConfig(tau=cell["taus"], rules=cell.get("rules", [])))
     norms = work(jax.random.key(0), n).norm
     quadratic = random_quadratic(n, seed=cell["seed"])
-    truth, other = quadratic.closed_form().x(), quadratic.closed_form(norms / norms.sum()).x()
+    truth, effective_point = (
+        quadratic.closed_form().x(),
+        quadratic.closed_form(norms / norms.sum()).x(),
+    )
     task = quadratic.task()
-    share = 1 / norms.mean()  # so that a round's step does not grow with the work
+    share = 1 / norms.mean()  # a round's step does not grow with the work
     server = Point(0.1 * share, 0.3 * share, 0.3 * share)
     factory = {"simfbo": simfbo, "shrofbo": shrofbo, "mimefbo": mimefbo}[cell["method"]]
     algorithm = factory(task.problem, Point(x=eta, y=eta, v=eta), server)
@@ -118,8 +121,8 @@ def mismatch(cell: Cell) -> dict[str, float]:
     x = _run(algorithm, federation, task, cell["rounds"], 0, every=cell["rounds"]).state.x
     return {
         "to_phi": float(np.linalg.norm(x - truth)),
-        "to_phi_tilde": float(np.linalg.norm(x - other)),
-        "apart": float(np.linalg.norm(truth - other)),
+        "to_phi_tilde": float(np.linalg.norm(x - effective_point)),
+        "apart": float(np.linalg.norm(truth - effective_point)),
     }
 
 
@@ -132,8 +135,16 @@ def _run(
     every: int,
 ) -> History:
     """Run a cell of a grid; raise if the run was interrupted or diverged."""
-    history = run(algorithm, federation, task.x0, task.y0, rounds=rounds, seed=seed,
-                  evaluate=task.evaluate, every=every)  # fmt: skip
+    history = run(
+        algorithm,
+        federation,
+        task.x0,
+        task.y0,
+        rounds=rounds,
+        seed=seed,
+        evaluate=task.evaluate,
+        every=every,
+    )
     status = (history.end or {}).get("status")
     if status == "interrupted":
         raise KeyboardInterrupt

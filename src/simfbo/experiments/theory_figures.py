@@ -1,4 +1,4 @@
-"""Tables and figures of what `theory` measured."""
+"""Tables and figures of the measurements in `theory`."""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -22,9 +22,9 @@ def speedup_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the mean over seeds for every P, a column per tau."""
     rows = []
     for h, P in dict.fromkeys((cell["heterogeneity"], cell["P"]) for cell in cells):
-        here = where(cells, heterogeneity=h, P=P)
-        taus = dict.fromkeys(cell["tau"] for cell in here)
-        values = {tau: [c[_MEASURED] for c in where(here, tau=tau)] for tau in taus}
+        selected = where(cells, heterogeneity=h, P=P)
+        taus = dict.fromkeys(cell["tau"] for cell in selected)
+        values = {tau: [c[_MEASURED] for c in where(selected, tau=tau)] for tau in taus}
         means = {f"τ = {tau}": _spread(values[tau]) for tau in taus}
         rows.append({"": _KINDS[h], "P": str(P), **means})
     return rows
@@ -34,34 +34,39 @@ def exponent_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return the exponents of P and tau, with 95 % intervals, next to Theorem 1's."""
     n = cells[0]["clients"]
     alike, differ = where(cells, heterogeneity=0.0), where(cells, heterogeneity=1.0)
-    some = [cell for cell in differ if cell["P"] < n]
+    sampled = [cell for cell in differ if cell["P"] < n]
     return [
         _exponents("clients alike", alike, "−1/2", "−1/2"),  # noqa: RUF001
-        _exponents(f"clients that differ, P < {n}", some, "−1/2", "1/2 (sampling), −1/2 (noise)"),  # noqa: RUF001
+        _exponents(
+            f"clients that differ, P < {n}",
+            sampled,
+            "−1/2",  # noqa: RUF001
+            "1/2 (sampling), −1/2 (noise)",  # noqa: RUF001
+        ),
         _exponents(f"clients that differ, all {n}", where(differ, P=n), "", "−1/2"),  # noqa: RUF001
     ]
 
 
 def exponents(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
-    """Return exponent and half-width of its 95 % interval for P and tau, by least squares of logs.
+    """Fit the exponents of P and tau, with half-widths of 95 % intervals, by least squares of logs.
 
-    A variable that does not vary has no exponent.
+    A constant variable has no exponent.
     """
     varied = [key for key in ("P", "tau") if len({cell[key] for cell in cells}) > 1]
     columns = [np.log([cell[key] for cell in cells]) for key in varied]
     design = np.stack([np.ones(len(cells)), *columns], axis=1)
     logs = np.log([cell[_MEASURED] for cell in cells])
-    found, *_ = np.linalg.lstsq(design, logs, rcond=None)
+    coefficients, *_ = np.linalg.lstsq(design, logs, rcond=None)
     freedom = len(cells) - design.shape[1]
-    variance = np.sum((logs - design @ found) ** 2) / freedom
+    variance = np.sum((logs - design @ coefficients) ** 2) / freedom
     errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))
     half = stats.t.ppf(0.975, freedom) * errors
-    return {key: (float(found[i]), float(half[i])) for i, key in enumerate(varied, 1)}
+    return {key: (float(coefficients[i]), float(half[i])) for i, key in enumerate(varied, 1)}
 
 
 def _exponents(name: str, cells: Sequence[Cell], of_P: str, of_tau: str) -> dict[str, str]:
-    found = exponents(cells)
-    shown = {key: f"{value:+.2f} ± {half:.2f}" for key, (value, half) in found.items()}
+    fits = exponents(cells)
+    shown = {key: f"{value:+.2f} ± {half:.2f}" for key, (value, half) in fits.items()}
     return {
         "exponent of": name,
         "P": shown.get("P", ""),
@@ -83,14 +88,18 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
     )
     labels: list[list[style.Label]] = []
     for ax, h in zip(axes, kinds, strict=True):
-        here = where(cells, heterogeneity=h)
+        selected = where(cells, heterogeneity=h)
         style.frame(
-            ax, f"P, clients of {here[0]['clients']} an exchange", heading=_KINDS[h].capitalize()
+            ax,
+            f"P, clients of {selected[0]['clients']} an exchange",
+            heading=_KINDS[h].capitalize(),
         )
-        taus = list(dict.fromkeys(cell["tau"] for cell in here))
-        lines = [_line(ax, where(here, tau=tau), COLOURS[i], f"τ = {tau}")
-                 for i, tau in enumerate(taus)]  # fmt: skip
-        _slope(ax, here)
+        taus = list(dict.fromkeys(cell["tau"] for cell in selected))
+        lines = [
+            _line(ax, where(selected, tau=tau), COLOURS[i], f"τ = {tau}")
+            for i, tau in enumerate(taus)
+        ]
+        _slope(ax, selected)
         labels.append(lines)
     axes[0].set_ylabel("mean of |∇Φ|²")
     style.numbers(axes[0].yaxis, (1, 2, 5))
@@ -100,7 +109,7 @@ def draw_speedup(cells: Sequence[Cell]) -> Figure:
 
 
 def _speedup(cells: Sequence[Cell]) -> str:
-    """Return the fitted powers of P and tau, where clients are alike and where they differ."""
+    """State the fitted powers of P and tau, for identical and for heterogeneous clients."""
     alike = where(cells, heterogeneity=0.0)
     differ = [c for c in where(cells, heterogeneity=1.0) if c["P"] < c["clients"]]
     return (
@@ -111,18 +120,29 @@ def _speedup(cells: Sequence[Cell]) -> str:
 
 def _powers(cells: Sequence[Cell]) -> str:
     names = {"P": "P", "tau": "τ"}
-    found = exponents(cells).items()
-    return " ".join(f"{names[key]}{f'{value:.2f}'.translate(_RAISED)}" for key, (value, _) in found)
+    fits = exponents(cells).items()
+    return " ".join(f"{names[key]}{f'{value:.2f}'.translate(_RAISED)}" for key, (value, _) in fits)
 
 
 def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Label:
     """Draw means over seeds with their standard deviations."""
-    groups = {P: [c[_MEASURED] for c in where(cells, P=P)] for P in dict.fromkeys(
-        cell["P"] for cell in cells)}  # fmt: skip
+    groups = {
+        P: [c[_MEASURED] for c in where(cells, P=P)]
+        for P in dict.fromkeys(cell["P"] for cell in cells)
+    }
     deviations = [stdev(v) if len(v) > 1 else 0 for v in groups.values()]
     means = [mean(v) for v in groups.values()]
-    ax.errorbar(list(groups), means, deviations, color=colour, marker="o", ms=4, lw=1.8,
-                capsize=2, label=label)  # fmt: skip
+    ax.errorbar(
+        list(groups),
+        means,
+        deviations,
+        color=colour,
+        marker="o",
+        ms=4,
+        lw=1.8,
+        capsize=2,
+        label=label,
+    )
     ax.set_xscale("log")
     ax.set_xticks(list(groups), [str(P) for P in groups])
     ax.set_xticks([], minor=True)
@@ -131,22 +151,24 @@ def _line(ax: Any, cells: Sequence[Cell], colour: str, label: str) -> style.Labe
 
 
 def _slope(ax: Any, cells: Sequence[Cell]) -> None:
-    """Draw the slope -1/2 through the first point, to compare with."""
+    """Draw a line of slope -1/2 through the first point, for comparison."""
     sizes = np.array(sorted({cell["P"] for cell in cells}), float)
     start = mean(c[_MEASURED] for c in where(cells, P=int(sizes[0]), tau=1))
     ax.plot(sizes, start * (sizes / sizes[0]) ** -0.5, color=MUTED, ls=":", lw=1.2)
 
 
 def mismatch_table(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return where each method ends, as a share of the distance between the two points."""
+    """Return the final distances as shares of the distance between the two points."""
     rows = []
     for method, eta in dict.fromkeys((cell["method"], cell["eta"]) for cell in cells):
-        here = where(cells, method=method, eta=eta)
+        selected = where(cells, method=method, eta=eta)
         shares = {
-            f"{text}, %": _spread([100 * cell[key] / cell["apart"] for cell in here], "{:.1f}")
+            f"{text}, %": _spread([100 * cell[key] / cell["apart"] for cell in selected], "{:.1f}")
             for key, text in _DISTANCES.items()
         }
-        rows.append({"method": _label(method), "η": f"{eta:g}", **shares, "seeds": str(len(here))})
+        rows.append(
+            {"method": _label(method), "η": f"{eta:g}", **shares, "seeds": str(len(selected))}
+        )
     return rows
 
 
@@ -163,10 +185,14 @@ def draw_mismatch(cells: Sequence[Cell]) -> Figure:
     labels: list[list[style.Label]] = []
     for ax, method in zip(axes, methods, strict=True):
         style.frame(ax, "local step size η", heading=_label(method))
-        here = where(cells, method=method)
-        etas = sorted({cell["eta"] for cell in here})
-        labels.append([_distances(ax, here, etas, key, text, COLOURS[i])
-                       for i, (key, text) in enumerate(_DISTANCES.items())])  # fmt: skip
+        selected = where(cells, method=method)
+        etas = sorted({cell["eta"] for cell in selected})
+        labels.append(
+            [
+                _distances(ax, selected, etas, key, text, COLOURS[i])
+                for i, (key, text) in enumerate(_DISTANCES.items())
+            ]
+        )
         ax.plot(etas, np.array(etas) / etas[-1] * 0.1, color=MUTED, ls=":", lw=1.2)
         ax.set(xscale="log", yscale="log")
         ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
@@ -191,13 +217,15 @@ def _distances(
 
 
 def _mismatch(cells: Sequence[Cell], methods: Sequence[str]) -> str:
-    """Return which point each method ends at, and how near, with the smallest local step."""
+    """State the nearest point of each method and its distance, for the smallest local step."""
     least = min(cell["eta"] for cell in cells)
     parts = []
     for method in methods:
-        here = where(cells, method=method, eta=least)
-        shares = {text: 100 * mean(c[key] / c["apart"] for c in here)
-                  for key, text in _DISTANCES.items()}  # fmt: skip
+        selected = where(cells, method=method, eta=least)
+        shares = {
+            text: 100 * mean(c[key] / c["apart"] for c in selected)
+            for key, text in _DISTANCES.items()
+        }
         nearest = min(shares, key=lambda text: shares[text])
         point = nearest.removeprefix("to ")
         parts.append(f"{shares[nearest]:.1f} % away from {point} with {_label(method)}")

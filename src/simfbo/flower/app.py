@@ -64,7 +64,7 @@ Plan = Callable[[Settings], Deployment]
 
 
 class FlowerTransport:
-    """Envelopes as Flower messages."""
+    """Sends envelopes as Flower messages."""
 
     def __init__(self, grid: Grid) -> None:
         """Take a run's grid."""
@@ -77,7 +77,7 @@ class FlowerTransport:
         return set(self._grid.get_node_ids())
 
     def send(self, envelopes: Sequence[Envelope], seconds: float) -> list[str | None]:
-        """Send envelopes that expire after some seconds; return their numbers, None if not sent."""
+        """Send envelopes with a time to live; return their numbers, None for those not sent."""
         messages = [_message(envelope, seconds) for envelope in envelopes]
         numbers: list[str | None] = [*self._grid.push_messages(messages)] if messages else []
         if len(numbers) != len(envelopes):
@@ -89,19 +89,19 @@ class FlowerTransport:
     def fetch(self, numbers: Iterable[str]) -> list[Response]:
         """Return the responses that have arrived to envelopes of these numbers, each only once.
 
-        They are pulled one by one: an unreadable reply does not affect the others, and the request
-        that a reply claims to answer does not matter.
+        Replies are pulled one by one, so an unreadable one does not affect the others, and the
+        request that a reply claims to answer does not matter.
         """
-        asked = [*numbers]
-        self._largest = {number: self._largest.get(number, 0) for number in asked}
-        return [response for number in asked for response in self._fetch(number)]
+        wanted = [*numbers]
+        self._largest = {number: self._largest.get(number, 0) for number in wanted}
+        return [response for number in wanted for response in self._fetch(number)]
 
     def _fetch(self, number: str) -> list[Response]:
-        """Return the response to an envelope, if there is one."""
+        """Return the response to an envelope, if it has arrived."""
         try:
             with inflating_at_most(self._largest[number]):
-                found = list(self._grid.pull_messages([number]))
-            return [_response(number, reply) for reply in found[:1]]
+                replies = list(self._grid.pull_messages([number]))
+            return [_response(number, reply) for reply in replies[:1]]
         except (httpx.HTTPError, RunNotRunningException):
             raise
         except Exception:  # untrusted bytes can raise anything
@@ -113,12 +113,12 @@ class FlowerFederation(DistributedFederation):
     """Clients on other machines, reached through a Flower grid."""
 
     def __init__(self, grid: Grid, plan: Deployment, poll: float = 0.05) -> None:
-        """Take a run's grid and what server and clients agree on.
+        """Take a run's grid and the deployment.
 
         Args:
             grid: from the ServerApp's main function.
             plan: the deployment.
-            poll: seconds between polls for replies, or a tenth of the time waited so far.
+            poll: seconds between polls for replies, at least a tenth of the time waited so far.
         """
         super().__init__(FlowerTransport(grid), plan, poll)
 
@@ -149,7 +149,7 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
         grid: from the ServerApp's main function.
         plan: the deployment.
         folder: for the history and checkpoints.
-        config: goes into the history's header.
+        config: for the history's header.
     """
     _show_log()
     federation = FlowerFederation(grid, plan)
@@ -181,7 +181,7 @@ def serve(grid: Grid, plan: Deployment, folder: Path, config: Settings) -> Histo
 
 
 def _show_log() -> None:
-    """Show our own log; the root logger's would include every HTTP request."""
+    """Show simfbo's log; the root logger's would include every HTTP request."""
     if not LOG.handlers:
         LOG.addHandler(logging.StreamHandler())
         LOG.setLevel(logging.INFO)
@@ -199,7 +199,7 @@ def client_app(plan: Plan) -> ClientApp:
 
 @lru_cache(maxsize=1)
 def _revived(plan: Plan) -> ClientApp:
-    """Return the app in a worker of a simulation, which unpickles it with every message."""
+    """Rebuild the app in a worker of a simulation, which unpickles it with every message."""
     return _NodeApp(plan)
 
 
@@ -212,11 +212,11 @@ class _NodeApp(ClientApp):
         self._named: set[str] = set()
         self._run: int | None = None
         self._plan = lru_cache(maxsize=8)(lambda config: with_arrays(plan(json.loads(config))))
-        self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation is many nodes
+        self._node = lru_cache(maxsize=4)(self._load)  # a worker of a simulation hosts many nodes
         self.query(HELLO)(self._hello)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to rebuild the app in another process."""
+        """Return the arguments to rebuild the app in another process."""
         return _revived, (self._source,), {"_lifespan": self._lifespan, "_mods": self._mods}
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -228,8 +228,8 @@ class _NodeApp(ClientApp):
                 self.train(name)(self._train)
         return super().__call__(message, context)
 
-    def _held(self, context: Context) -> tuple[Node, FederatedData]:
-        """Return this node and its data, loaded once per run if the process stays alive."""
+    def _node_and_data(self, context: Context) -> tuple[Node, FederatedData]:
+        """Return this node and its data, cached during a run."""
         if context.run_id != self._run:
             self._run = context.run_id
             self._node.cache_clear()
@@ -240,24 +240,27 @@ class _NodeApp(ClientApp):
         plan, settings = self._plan(run_config), json.loads(node_config)
         data = load_shard(plan, clients_of(settings, plan.clients), settings)
         for client in data.not_finite:
-            LOG.warning("Client %s's samples hold NaN or infinite numbers, so its messages may not "
-                        "count: clean or drop those rows.", client)  # fmt: skip
-        known, steps = {"x": plan.x0, "y": plan.y0}, client_steps_of(plan)
-        return Node(plan.algorithm, known, data, plan.codecs, steps), data
+            LOG.warning(
+                "Client %s's samples hold NaN or infinite numbers, so its messages may not "
+                "count: clean or drop those rows.",
+                client,
+            )
+        initial, steps = {"x": plan.x0, "y": plan.y0}, client_steps_of(plan)
+        return Node(plan.algorithm, initial, data, plan.codecs, steps), data
 
     def _hello(self, message: Message, context: Context) -> Message:
-        """Report which clients this node holds, and how many samples each has."""
-        _, data = self._held(context)
+        """Report the clients of this node, with their numbers of samples."""
+        _, data = self._node_and_data(context)
         samples = np.asarray(data.lower.count)
-        if data.lower.samples is not data.upper.samples:  # rows of both levels count once
+        if data.lower.samples is not data.upper.samples:  # shared rows count once
             samples = samples + np.asarray(data.upper.count)
         report = {"clients": data.ids.tolist(), "samples": samples.tolist()}
         return Message(_content(Package(report, {})), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
-        """Return the messages of this node's part of a cohort."""
+        """Reply with the messages of this node's part of a cohort."""
         at, begin = time.time(), time.perf_counter()
-        node, _ = self._held(context)
+        node, _ = self._node_and_data(context)
         loaded = time.perf_counter()
         client_step = message.metadata.message_type.partition(".")[2]
         response = node.respond(client_step, _package(message.content), partial(_store, context))
@@ -267,7 +270,7 @@ class _NodeApp(ClientApp):
 
 
 class _StateStore:
-    """Memories in Flower's state of a node."""
+    """A store of client memory in Flower's state of a node."""
 
     def __init__(self, state: RecordDict, run: str) -> None:
         """Take the state and the name of the run."""
@@ -282,39 +285,39 @@ class _StateStore:
         return sorted(int(name[len(start) :]) for name in self._state if name.startswith(start))
 
     def read(self, client: int, number: int) -> Leaves | None:
-        """Return the arrays of a version; None if it is not there."""
+        """Return the arrays of a version; None if it does not exist."""
         record: Any = self._state.get(self._name(client, number))
         return None if record is None else [record[str(k)].numpy() for k in range(len(record))]
 
     def write(self, client: int, number: int, leaves: Leaves) -> None:
-        """Keep a version."""
+        """Save a version."""
         arrays = {str(k): Array(leaf) for k, leaf in enumerate(leaves)}
         self._state[self._name(client, number)] = ArrayRecord(arrays)
 
     def remove(self, client: int, number: int) -> None:
-        """Forget a version."""
+        """Delete a version."""
         self._state.pop(self._name(client, number), None)
 
 
 def _store(context: Context, run: str) -> Store:
-    """Return where the clients of a node remember in a run."""
-    here, folder = _StateStore(context.state, run), context.node_config.get(MEMORY)
-    return Both(here, DiskStore(Path(str(folder)), run)) if folder else here
+    """Return the store of a node's client memory in a run."""
+    in_state, folder = _StateStore(context.state, run), context.node_config.get(MEMORY)
+    return Both(in_state, DiskStore(Path(str(folder)), run)) if folder else in_state
 
 
 def _message(envelope: Envelope, seconds: float) -> Message:
-    """Return an envelope as a Flower message."""
+    """Convert an envelope to a Flower message."""
     step, group = envelope.client_step, str(envelope.exchange or "")
     kind = f"query.{HELLO}" if step == HELLO else f"train.{step}"
     return Message(_content(envelope.package), envelope.node, kind, ttl=seconds, group_id=group)
 
 
 def _response(number: str, reply: Message) -> Response:
-    """Return a Flower message as a response."""
+    """Convert a Flower message to a response."""
     if reply.has_error():
         code, text = reply.error.code, plain(" ".join(str(reply.error.reason).split()), 200)
-        other = Reason.NODE_FAILED, f"did not reply: its app failed with {text}"
-        return Response(number, None, *_ERRORS.get(code, other))
+        failure = Reason.NODE_FAILED, f"did not reply: its app failed with {text}"
+        return Response(number, None, *_ERRORS.get(code, failure))
     try:
         return Response(number, _package(reply.content))
     except BadPackage as error:
@@ -322,11 +325,11 @@ def _response(number: str, reply: Message) -> Response:
 
 
 def _content(package: Package) -> RecordDict:
-    """Return a package as the content of a Flower message.
+    """Convert a package to the content of a Flower message.
 
-    Every record is three objects that Flower sends one by one, so small blocks travel with the
-    texts; a large block that all nodes receive is sent once, since Flower identifies objects by
-    their digest.
+    Every record is three objects that Flower sends one by one, so small blocks are sent with the
+    texts; a large block for all nodes is sent once, since Flower identifies objects by their
+    digest.
     """
     content = RecordDict()
     texts: Json = {"settings": json.dumps(package.settings)}
@@ -341,22 +344,21 @@ def _content(package: Package) -> RecordDict:
 
 
 def _package(content: RecordDict) -> Package:
-    """Return the package in a message's content; raise `BadPackage` if there is none."""
+    """Read the package in a message's content; raise `BadPackage` if it is invalid."""
     try:
         texts: Any = content["texts"]
         settings = json.loads(texts["settings"])
-        own, common = (_arrays(content, texts, name) for name in ("own", "common"))
+        individual, common = (_arrays(content, texts, name) for name in ("own", "common"))
     except BadPackage:
         raise
     except Exception as error:  # untrusted content can raise anything
         raise BadPackage("a message that is not a response") from error
     if not isinstance(settings, dict):
         raise BadPackage("settings that are not a table")
-    return Package(settings, own, common)
+    return Package(settings, individual, common)
 
 
 def _arrays(content: RecordDict, texts: Any, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one block."""
     record: Any = content.get(name)
     block = texts[name] if record is None else bytes_in(record["block"])
     return unpack(block, texts[f"{name} arrays"])

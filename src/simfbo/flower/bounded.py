@@ -1,8 +1,8 @@
-"""Flower's arrays from untrusted nodes, with bounded memory.
+"""Limits on the memory for Flower's arrays from untrusted nodes.
 
-An array travels in chunks, and its description lists them. Flower joins what is listed, however
-often it lists the same chunk, so a message of a few megabytes could become hundreds of gigabytes;
-and a header of NumPy's format may announce any size.
+An array is sent in chunks, and its description lists them. Flower joins the listed chunks even if
+the same one is listed many times, so a message of a few megabytes could become hundreds of
+gigabytes; and a header of NumPy's format may announce any size.
 """
 
 import json
@@ -20,13 +20,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 _LEFT: ContextVar[list[int] | None] = ContextVar("bytes left", default=None)
-_HEADER = 4096  # more than the header of a block
+_HEADER = 4096  # an upper bound on the header of a block
 _inflate = Array.inflate.__func__  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
 def inflating_at_most(largest: int) -> Generator[None]:
-    """Let Flower put together arrays of so many bytes, and raise `ValueError` at more."""
+    """Limit the bytes of the arrays that Flower assembles; raise `ValueError` above."""
     token = _LEFT.set([largest + _HEADER])
     try:
         yield
@@ -35,7 +35,7 @@ def inflating_at_most(largest: int) -> Generator[None]:
 
 
 def bytes_in(array: Array) -> bytes:
-    """Return the bytes that an array of bytes holds; raise `ValueError` if it is none."""
+    """Return the content of an array of bytes; raise `ValueError` for any other array."""
     stream = BytesIO(array.data)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("another version of NumPy's format")
@@ -49,17 +49,17 @@ def bytes_in(array: Array) -> bytes:
 def _bounded_inflate(
     cls: type[Array], object_content: bytes, children: dict[str, Any] | None = None
 ) -> Array:
-    """Put an array together like Flower, unless it is larger than the bytes left."""
-    left = _LEFT.get()
-    if left is not None:
-        left[0] -= _listed_bytes(object_content, children or {})
-        if left[0] < 0:
+    """Assemble an array like Flower, unless it exceeds the remaining bytes."""
+    remaining = _LEFT.get()
+    if remaining is not None:
+        remaining[0] -= _listed_bytes(object_content, children or {})
+        if remaining[0] < 0:
             raise ValueError("more bytes of arrays than requested")
     return _inflate(cls, object_content, children)
 
 
 def _listed_bytes(object_content: bytes, chunks: dict[str, Any]) -> int:
-    """Return how large an array of these chunks becomes."""
+    """Return the size of an array of these chunks."""
     numbers = get_object_children_ids_from_object_content(object_content)
     listed = json.loads(get_object_body(object_content, Array))["arraychunk_ids"]
     return sum(len(chunks[numbers[k]].data) for k in listed)

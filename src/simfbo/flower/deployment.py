@@ -1,7 +1,7 @@
-"""A deployment: what the server and the clients of a federation must agree on.
+"""A deployment: the settings that server and clients of a federation share.
 
 Both sides build it from the same code (docs/how-to-deploy.md): the server runs the algorithm's
-rounds, a node its client steps on local data. Nothing here depends on what carries the messages.
+rounds, a node its client steps on local data. Nothing here depends on the transport.
 """
 
 import re
@@ -35,38 +35,39 @@ LoadClient = Callable[[int, Settings], tuple[PyTree, PyTree]]
 
 
 class Deployment(NamedTuple):
-    """Everything about a run except what carries its messages.
+    """Everything about a run except its transport.
 
     Attributes:
-        algorithm: what runs.
+        algorithm: the method.
         x0: initial upper variable.
         y0: initial lower variable.
         clients: n, the total number of clients.
         load_client: (client, the node's settings) -> its (lower, upper) samples, each a pytree of
-            arrays with the sample along the first axis; called only where the data is.
+            arrays with the sample along the first axis; called on the nodes only.
         example: (lower, upper) samples of any one client, one sample is enough. The server derives
             the shapes of messages from it, and nodes check their data against it.
         rounds: iterations.
         batch_size: samples per minibatch; None for full batches.
         p: the clients' weights; by default the numbers of samples, which nodes report once before
             the first round.
-        sampler: which clients take part; everyone by default.
-        local_work: how many local steps each client takes; one by default.
-        gate: what a reply must be like; finite by default.
-        aggregators: how replies are combined; weighted sums by default.
-        codecs: how messages are coded, by direction and channel; not at all by default.
+        sampler: selects the clients of a round; all by default.
+        local_work: the local steps of each client; one by default.
+        gate: the validation of replies; they must be finite by default.
+        aggregators: of replies; weighted sums by default.
+        codecs: by direction and channel; none by default.
         evaluate: (state) -> metrics by name, on the server.
-        client_metrics: what nodes measure on their clients' upper samples whenever a state is
-            evaluated, by name, as in `run`; for a server without data.
-        every: evaluate after this many iterations.
+        client_metrics: metrics by name that nodes measure on their clients' upper samples at every
+            evaluation, as in `run`; for a server without data.
+        every: iterations between evaluations.
         seed: of every random draw, so that a simulation can reproduce the run.
-        secret: draw cohorts, batches and noise from the system's own randomness, which nobody can
-            reproduce, instead of the seed.
-        partial_sums: let a node add up its clients' messages and send the sum: fewer bytes, but
-            the node applies the gate, and the server only checks that the sum is possible. By
-            default a node sends each message.
-        node_aggregators: with partial sums, how the nodes' means are combined, so that few hostile
-            nodes do little; weighted sums by default. Its clients count for a node by weight.
+        secret: draw cohorts, batches and noise from the system's randomness instead of the seed, so
+            that they cannot be reproduced.
+        partial_sums: let a node sum its clients' messages: fewer bytes, but the node validates the
+            replies, and the server only checks that the sum is possible. By default a node sends
+            each message.
+        node_aggregators: with partial sums, aggregators of the nodes' means, which limit the
+            influence of a few hostile nodes; weighted sums by default. A node has the weight of its
+            clients.
         timeout: seconds after which a node that has not replied is left out.
         wait: seconds to wait for the nodes of all clients before the first round.
     """
@@ -97,7 +98,7 @@ class Deployment(NamedTuple):
 
 
 def clients_of(node: Settings, clients: int) -> list[int]:
-    """Return the numbers of the clients that a node holds, according to its settings.
+    """Return the numbers of a node's clients, according to its settings.
 
     They are either listed, `clients="0-9,12"`, or one of several equal parts, as in Flower's
     simulation: part `partition-id` of `num-partitions`.
@@ -109,16 +110,16 @@ def clients_of(node: Settings, clients: int) -> list[int]:
         [3, 4, 5]
     """
     if "clients" in node:
-        found = _named(str(node["clients"]), clients)
+        numbers = _parse_list(str(node["clients"]), clients)
     else:
         part, parts = _part(node)
-        found = list(range(clients * part // parts, clients * (part + 1) // parts))
-    if not found or found != sorted(set(found)) or found[-1] >= clients:
+        numbers = list(range(clients * part // parts, clients * (part + 1) // parts))
+    if not numbers or numbers != sorted(set(numbers)) or numbers[-1] >= clients:
         raise UserError(
-            f"A node has the clients {found or 'none'} of {clients}: list numbers from 0 to "
+            f"A node has the clients {numbers or 'none'} of {clients}: list numbers from 0 to "
             f"{clients - 1}, each once and in order."
         )
-    return found
+    return numbers
 
 
 def simulate(
@@ -135,7 +136,7 @@ def simulate(
     Args:
         plan: the deployment.
         node: settings for `load_client`.
-        detect_anomalies: whether clients whose messages stand out are reported, as on Flower.
+        detect_anomalies: report clients whose messages stand out, as on Flower.
         options: further options of `run`, such as `directory`.
     """
     if plan.node_aggregators is not None:
@@ -147,19 +148,24 @@ def simulate(
     if plan.p is not None:
         data = replace(data, p=checked_weights(plan.p, plan.clients))
     federation = SimulatedFederation(
-        data, plan.sampler, plan.local_work, gate=plan.gate, aggregators=plan.aggregators,
-        codecs=plan.codecs, detect_anomalies=detect_anomalies,
-    )  # fmt: skip
+        data,
+        plan.sampler,
+        plan.local_work,
+        gate=plan.gate,
+        aggregators=plan.aggregators,
+        codecs=plan.codecs,
+        detect_anomalies=detect_anomalies,
+    )
     return run(plan.algorithm, federation, plan.x0, plan.y0, **run_options(plan), **options)
 
 
 def with_arrays(plan: Deployment) -> Deployment:
-    """Return a deployment whose variables are arrays, as server and nodes must both have them."""
+    """Convert a deployment's variables to arrays, on server and nodes alike."""
     return plan._replace(x0=variable(plan.x0, "x0"), y0=variable(plan.y0, "y0"))
 
 
 def require_consistent(plan: Deployment) -> None:
-    """Raise if a deployment asks for things that exclude each other."""
+    """Raise if options of a deployment exclude each other."""
     if plan.codecs is not None and plan.partial_sums:
         raise UserError("codecs code single messages, partial_sums adds them up: set one of them.")
     if plan.node_aggregators is None:
@@ -173,7 +179,7 @@ def require_consistent(plan: Deployment) -> None:
 
 
 def run_options(plan: Deployment) -> Json:
-    """Return a deployment's options of `run`."""
+    """Return a deployment's options for `run`."""
     return {
         "rounds": plan.rounds,
         "seed": plan.seed,
@@ -184,7 +190,7 @@ def run_options(plan: Deployment) -> Json:
 
 
 def client_steps_of(plan: Deployment) -> dict[str, ClientStep]:
-    """Return every client step that a node may be asked for, by name."""
+    """Return all client steps that the server may request, by name."""
     if plan.client_metrics is None:
         return plan.algorithm.client_steps
     step = evaluation_of(plan.client_metrics, plan.algorithm).client_step
@@ -192,24 +198,24 @@ def client_steps_of(plan: Deployment) -> dict[str, ClientStep]:
 
 
 def load_shard(plan: Deployment, ids: Sequence[int], node: Settings) -> FederatedData:
-    """Load the data of some clients, and check that it looks like the example."""
+    """Load the data of some clients, and check it against the example."""
     loaded = [plan.load_client(i, node) for i in ids]
     for i, parts in zip(ids, loaded, strict=True):
-        for name, found, wanted in zip(("lower", "upper"), parts, plan.example, strict=True):
-            _require_alike(i, name, found, wanted)
+        for name, samples, example in zip(("lower", "upper"), parts, plan.example, strict=True):
+            _require_alike(i, name, samples, example)
     lower, upper = zip(*loaded, strict=True)
     return from_clients(lower, upper, batch_size=plan.batch_size, ids=ids)
 
 
-def _named(text: str, most: int) -> list[int]:
-    """Return the numbers in a list such as 0-9,12; ranges are cut off above `most`."""
+def _parse_list(text: str, most: int) -> list[int]:
+    """Parse a list such as 0-9,12; ranges are cut off above `most`."""
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
         raise UserError(f"A node's clients must be a list such as 0-9,12, got '{text}'.")
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), min(int(last or first), most) + 1)
-    return found
+        numbers += range(int(first), min(int(last or first), most) + 1)
+    return numbers
 
 
 def _part(node: Settings) -> tuple[int, int]:
@@ -222,16 +228,16 @@ def _part(node: Settings) -> tuple[int, int]:
     return part, parts
 
 
-def _require_alike(client: int, name: str, found: PyTree, wanted: PyTree) -> None:
+def _require_alike(client: int, name: str, samples: PyTree, example: PyTree) -> None:
     """Raise unless a client's samples have the example's structure, types and shapes."""
 
     def kind(leaf: PyTree) -> tuple[str | int, ...]:
         array = np.asarray(leaf)
         return array.dtype.name, *array.shape[1:]
 
-    looks = [jax.tree.map(kind, tree) for tree in (found, wanted)]
-    if jax.tree.structure(found) != jax.tree.structure(wanted) or looks[0] != looks[1]:
+    kinds = [jax.tree.map(kind, tree) for tree in (samples, example)]
+    if jax.tree.structure(samples) != jax.tree.structure(example) or kinds[0] != kinds[1]:
         raise UserError(
-            f"Client {client}'s {name} samples are {looks[0]}, but the example has {looks[1]}: "
+            f"Client {client}'s {name} samples are {kinds[0]}, but the example has {kinds[1]}: "
             "load_client must return samples like the example."
         )

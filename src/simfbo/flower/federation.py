@@ -1,7 +1,7 @@
 """The engine for clients on other machines: one message to each node per exchange.
 
-Cohorts, keys, weights, gate and ledger are the same as in simulation. Messages are carried by a
-`Transport`; `simfbo.flower.app` has the one that uses Flower.
+Cohorts, keys, weights, gate and ledger are the same as in simulation. A `Transport` carries the
+messages; `simfbo.flower.app` has the one for Flower.
 """
 
 import time
@@ -45,13 +45,13 @@ Parts = dict[int, np.ndarray]  # positions in the cohort, by node
 _AWAY = Reason.NODE_AWAY, Reason.NODE_AWAY.text
 
 
-class Outcome(NamedTuple):
-    """What came back from the nodes in one exchange.
+class NodeResponses(NamedTuple):
+    """The responses of the nodes in one exchange.
 
     Attributes:
-        parts: the positions in the cohort that each node was asked for.
+        parts: the positions in the cohort requested from each node.
         packages: the responses, by node.
-        failures: why other nodes have no response.
+        failures: the reasons why other nodes have no response.
     """
 
     parts: Parts
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     failures: dict[int, Failure]
 
     def refuse(self, node: int, error: BadPackage) -> None:
-        """Replace a node's response by the reason why it cannot be used."""
+        """Replace a node's response by the reason for its rejection."""
         self.failures[node] = error.reason, f"sent {error}"
 
 
@@ -69,24 +69,24 @@ class DistributedFederation(Engine):
     Attributes:
         timing: the seconds of the last exchange: to `send` the messages, for the last of them to
             `reach` its app, to `load` data there, to `compute`, and for its reply to come `back`.
-            Exact as far as the clocks of server and node agree.
+            Its precision is that of the synchronisation of server and node clocks.
     """
 
     holds_memory = False
 
     def __init__(self, transport: Transport, plan: Deployment, poll: float = 0.05) -> None:
-        """Take what carries the messages and what server and clients agree on.
+        """Take the transport and the deployment.
 
         Args:
-            transport: what carries the messages.
+            transport: carries the messages.
             plan: the deployment.
-            poll: seconds between polls for replies, or a tenth of the time waited so far.
+            poll: seconds between polls for replies, at least a tenth of the time waited so far.
         """
         require_consistent(plan)
         plan = with_arrays(plan)
-        one = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
+        example_data = from_clients(*([part] for part in plan.example), batch_size=plan.batch_size)
         p = checked_weights([1.0] * plan.clients if plan.p is None else plan.p, plan.clients)
-        data = replace(one, p=p, n=plan.clients)
+        data = replace(example_data, p=p, n=plan.clients)
         rules: Json = {"gate": plan.gate, "aggregators": plan.aggregators, "codecs": plan.codecs}
         super().__init__(data, plan.sampler, plan.local_work, **rules, detect_anomalies=True)
         self.secret = plan.secret
@@ -99,23 +99,23 @@ class DistributedFederation(Engine):
 
     @property
     def data_digest(self) -> str | None:
-        """Return None: nodes send no digests of data, which would let a server test guesses."""
+        """None: nodes send no digests of data, with which a server could test guesses."""
         return None
 
     @property
     def sample_counts(self) -> dict[str, np.ndarray] | None:
-        """Return how many samples nodes report for each client; None if some did not report."""
-        found = self._discovery.samples
-        if any(i not in found for i in range(self.n)):
+        """The reported number of samples of each client; None if reports are missing."""
+        counts = self._discovery.samples
+        if any(i not in counts for i in range(self.n)):
             return None
-        return {"lower plus upper": np.array([found[i] for i in range(self.n)])}
+        return {"lower plus upper": np.array([counts[i] for i in range(self.n)])}
 
     def connect(self, p: Sequence[float] | None = None) -> list[float]:
-        """Wait for the nodes; learn which clients they hold and, unless given, their weights.
+        """Wait for the nodes to report their clients and, unless given, the clients' weights.
 
         Args:
-            p: the clients' weights if they are already known, as in a resumed run. The run can
-                then start although nodes are missing.
+            p: the clients' weights if they are already known, as in a resumed run. The run can then
+                start although nodes are missing.
 
         Returns:
             The weights as given or reported, to be passed in when the run is resumed.
@@ -130,13 +130,13 @@ class DistributedFederation(Engine):
         self._discovery.close()
         if p is not None and self._plan.p is None:
             require_same_samples(self._discovery.samples, p)
-        weights = next((one for one in (p, self._plan.p) if one is not None), None)
+        weights = p if p is not None else self._plan.p
         weights = self._discovery.reported_weights() if weights is None else weights
         self.data = replace(self.data, p=checked_weights(weights, self.n))
         return list(map(float, weights))
 
     def _incomplete(self, missing: list[int]) -> str:
-        """Return why the run cannot start."""
+        """Return the reason why the run cannot start."""
         problem = self._discovery.problem
         advice = "start their SuperNodes ('simfbo flower status' lists those that are online)"
         return (
@@ -145,7 +145,7 @@ class DistributedFederation(Engine):
         )
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
-        """Return the weighted sum, or the stack, of the replies that pass the gate."""
+        """Return the weighted sum, or the stack, of the valid replies."""
         codecs, code, down = self.codecs_for(call.step), None, 0.0
         if codecs is not None:
             payload, data, encoded_bytes = deliver(codecs, call.payload, self.start, call.key)
@@ -155,17 +155,22 @@ class DistributedFederation(Engine):
         request, stacked = self.request(call, like), self.stacks(call, like)
         adds = self._plan.partial_sums and not stacked
         parts, plan = self._parts(call.cohort.ids), self.plan(call.key, call.cohort.ids)
-        outcome = self._send_and_wait(parts, [
-            self._envelope(call, request, plan, code, node, positions, adds)
-            for node, positions in parts.items()
-        ])  # fmt: skip
+        responses = self._send_and_wait(
+            parts,
+            [
+                self._envelope(call, request, plan, code, node, positions, adds)
+                for node, positions in parts.items()
+            ],
+        )
         if self.memory_like is not None:
-            self._note_losses(request, outcome)
+            self._note_losses(request, responses)
         if adds:
-            found, exchange = self._added(request, call.cohort, outcome)
+            total, exchange = self._combine_partial_sums(request, call.cohort, responses)
             exchange = exchange._replace(weights=call.cohort.weights, work=plan.norm)
-            return found if exchange.factor == 1 else scaled(exchange.factor, found), exchange
-        messages, exchange, encoded_bytes = self._gated(call, request, code is not None, outcome)
+            return total if exchange.factor == 1 else scaled(exchange.factor, total), exchange
+        messages, exchange, encoded_bytes = self._check_replies(
+            call, request, code is not None, responses
+        )
         if encoded_bytes is not None:
             silent = sum(refusal.reason.silent for refusal in exchange.refusals)
             size = len(encoded_bytes)
@@ -185,9 +190,9 @@ class DistributedFederation(Engine):
         positions: np.ndarray,
         adds: bool,
     ) -> Envelope:
-        """Return one node's part of a request."""
+        """Build the request for one node."""
         ids = call.cohort.ids[positions]
-        own = NodeRequest(
+        node_request = NodeRequest(
             request.number,
             part_of(call.payload, positions),
             ids,
@@ -199,80 +204,83 @@ class DistributedFederation(Engine):
             code,
             self._versions(ids),
         )
-        package = encode_request(own, self._known)
+        package = encode_request(node_request, self._known)
         largest = response_bytes(request.like, len(positions), adds)
         return Envelope(node, request.client_step, package, request.number, largest)
 
     def _versions(self, ids: np.ndarray) -> Versions | None:
-        """Return from which memories clients go on; None if they remember nothing."""
+        """Return the memory versions of the clients; None for stateless clients."""
         if self.memory_like is None:
             return None
         if "memory" not in self.observed:
             self.observed = {**self.observed, "memory": {"run": token_hex(8), "versions": {}}}
-        known = self.observed["memory"]
-        numbers = [known["versions"].get(str(i), 0) for i in ids.tolist()]
-        return Versions(known["run"], np.array(numbers, np.int64), self._saved[0])
+        memory = self.observed["memory"]
+        numbers = [memory["versions"].get(str(i), 0) for i in ids.tolist()]
+        return Versions(memory["run"], np.array(numbers, np.int64), self._saved[0])
 
     def saved(self) -> None:
-        """Note that the run was saved: it may still go back to the checkpoint before."""
+        """Record a checkpoint: a resumed run may also start from the one before."""
         self._saved = self._saved[1], self.ledger.total.rounds
 
     def settle(self, exchange: Exchange) -> None:
-        """Note that the clients whose replies count go on from what these left behind."""
+        """Record the new memory versions of the clients whose replies count."""
         if self.memory_like is None:
             return
-        ids, known = exchange.request.ids, self.observed["memory"]
+        ids, memory = exchange.request.ids, self.observed["memory"]
         ends = np.append(ids[1:] != ids[:-1], True)
-        now = {str(i): exchange.request.number for i in ids[ends & exchange.admitted].tolist()}
-        versions = {**known["versions"], **now}
-        self.observed = {**self.observed, "memory": {**known, "versions": versions}}
+        updates = {str(i): exchange.request.number for i in ids[ends & exchange.admitted].tolist()}
+        versions = {**memory["versions"], **updates}
+        self.observed = {**self.observed, "memory": {**memory, "versions": versions}}
 
-    def _note_losses(self, request: Request, outcome: Outcome) -> None:
-        """Note the clients whose nodes lost what they remembered."""
-        for node, package in outcome.packages.items():
-            known = self.observed["memory"]
-            found = lost(package.settings, request.ids[outcome.parts[node]])
-            if clients := [i for i in found if i not in known.get("lost", [])]:
-                noted = {**known, "lost": [*known.get("lost", []), *clients]}
-                self.observed = {**self.observed, "memory": noted}
-                text = f"{_clients(clients)} lost what it remembered and starts anew"
+    def _note_losses(self, request: Request, responses: NodeResponses) -> None:
+        """Record the clients whose nodes lost their memory."""
+        for node, package in responses.packages.items():
+            memory = self.observed["memory"]
+            lost_clients = lost(package.settings, request.ids[responses.parts[node]])
+            if clients := [i for i in lost_clients if i not in memory.get("lost", [])]:
+                updated = {**memory, "lost": [*memory.get("lost", []), *clients]}
+                self.observed = {**self.observed, "memory": updated}
+                listed = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+                text = f"{listed} lost the saved memory: it is initialised again"
                 self.suspicions.append(
                     Suspicion("forgot", request.number, request.client_step, clients, 0.0, text)
                 )
 
-    def _gated(
-        self, call: Call, request: Request, coded: bool, outcome: Outcome
+    def _check_replies(
+        self, call: Call, request: Request, coded: bool, responses: NodeResponses
     ) -> tuple[list[Any], Exchange, np.ndarray | None]:
-        """Check messages one by one; return those that count, and the bytes of coded messages."""
-        found: list[Reply] = []
+        """Validate messages one by one; return the valid ones, and the sizes of coded messages."""
+        all_replies: list[Reply] = []
         encoded_bytes = np.full(len(request.ids), np.nan) if coded else None
-        for node, package in outcome.packages.items():
-            part = outcome.parts[node]
+        for node, package in responses.packages.items():
+            part = responses.parts[node]
             try:
                 if encoded_bytes is None:
-                    own = replies(package, request.like, request.ids[part])
+                    node_replies = replies(package, request.like, request.ids[part])
                 else:
-                    own, encoded_bytes[part] = coded_replies(package, request.ids[part])
-                found += own
+                    node_replies, encoded_bytes[part] = coded_replies(package, request.ids[part])
+                all_replies += node_replies
             except BadPackage as error:
-                outcome.refuse(node, error)
+                responses.refuse(node, error)
         rules, decode = self.rules(request.client_step), self.decoder(call, request.like)
-        messages, squares, refusals = admit(found, request, rules, decode)
+        messages, squares, refusals = admit(all_replies, request, rules, decode)
         admitted = np.array([message is not None for message in messages])
-        explained = _explained(refusals, request, outcome)
+        explained = _explained(refusals, request, responses)
         compared = probed(messages, request) if self.detect_anomalies else None
         return messages, Exchange(request, admitted, squares, explained, compared), encoded_bytes
 
-    def _added(self, request: Request, cohort: Cohort, outcome: Outcome) -> tuple[PyTree, Exchange]:
+    def _combine_partial_sums(
+        self, request: Request, cohort: Cohort, responses: NodeResponses
+    ) -> tuple[PyTree, Exchange]:
         """Combine the nodes' partial sums, in the order of their clients."""
-        parts = dict(sorted(outcome.parts.items(), key=lambda pair: pair[1][0]))
-        found = [self._partial(request, cohort, outcome, node) for node in parts]
+        parts = dict(sorted(responses.parts.items(), key=lambda pair: pair[1][0]))
+        partial_sums = [self._partial(request, cohort, responses, node) for node in parts]
         aggregators = self._plan.node_aggregators or Point()
-        total = combined_sums(found, aggregators, request.like)
+        total = combined_sums(partial_sums, aggregators, request.like)
         size = len(request.ids)
         admitted, answered = np.zeros(size, bool), np.zeros(size, bool)
         squares = np.zeros((size, len(jax.tree.leaves(request.like))))
-        for positions, part in zip(parts.values(), found, strict=True):
+        for positions, part in zip(parts.values(), partial_sums, strict=True):
             if part is not None:
                 admitted[positions], squares[positions] = part.passed, part.squares
                 answered[positions] = True
@@ -280,63 +288,63 @@ class DistributedFederation(Engine):
             _refusal(request, j, Reason.REFUSED_BY_NODE if answered[j] else Reason.NO_REPLY)
             for j in np.flatnonzero(~admitted).tolist()
         ]
-        return total, Exchange(request, admitted, squares, _explained(refusals, request, outcome))
+        return total, Exchange(request, admitted, squares, _explained(refusals, request, responses))
 
     def _partial(
-        self, request: Request, cohort: Cohort, outcome: Outcome, node: int
+        self, request: Request, cohort: Cohort, responses: NodeResponses, node: int
     ) -> Partial | None:
-        """Return a node's sum, None if there is none that can be used."""
-        if node not in outcome.packages:
+        """Return a node's sum; None if it has no valid one."""
+        if node not in responses.packages:
             return None
-        positions = outcome.parts[node]
+        positions = responses.parts[node]
         part = Cohort(cohort.ids[positions], cohort.weights[positions])
         try:
             rules = self.rules(request.client_step)
-            return partial_sum(outcome.packages[node], request, part, rules)
+            return partial_sum(responses.packages[node], request, part, rules)
         except BadPackage as error:
-            outcome.refuse(node, error)
+            responses.refuse(node, error)
             return None
 
-    def _send_and_wait(self, parts: Parts, envelopes: list[Envelope]) -> Outcome:
+    def _send_and_wait(self, parts: Parts, envelopes: list[Envelope]) -> NodeResponses:
         """Send a request to the nodes and wait for their responses."""
         begin, sent_at = time.perf_counter(), time.time()
         numbers = self._transport.send(envelopes, self._plan.timeout)
         sent = time.perf_counter()
         waiting = {n: envelope.node for n, envelope in zip(numbers, envelopes, strict=True) if n}
-        outcome = Outcome(parts, {}, {})
+        responses = NodeResponses(parts, {}, {})
         while waiting:
-            left = self._plan.timeout - (time.perf_counter() - begin)
+            remaining = self._plan.timeout - (time.perf_counter() - begin)
             for node, response in self._fetch(waiting).items():
-                self._receive(node, response, outcome)
-            if left <= 0:
+                self._receive(node, response, responses)
+            if remaining <= 0:
                 break
             if waiting:
                 pause = max(self._poll, 0.1 * (time.perf_counter() - sent))
-                time.sleep(min(pause, left))
-        self._time_out({envelope.node for envelope in envelopes}, outcome)
-        self._time(outcome.packages, begin, sent_at, sent)
-        return outcome
+                time.sleep(min(pause, remaining))
+        self._time_out({envelope.node for envelope in envelopes}, responses)
+        self._time(responses.packages, begin, sent_at, sent)
+        return responses
 
-    def _receive(self, node: int, response: Response, outcome: Outcome) -> None:
-        """Take a node's response into an outcome."""
+    def _receive(self, node: int, response: Response, responses: NodeResponses) -> None:
+        """Record a node's response."""
         if response.package is not None:
-            outcome.packages[node] = response.package
+            responses.packages[node] = response.package
         else:
-            outcome.failures[node] = response.reason, response.text
+            responses.failures[node] = response.reason, response.text
             self._discovery.ask_again(node)
 
-    def _time_out(self, asked: set[int], outcome: Outcome) -> None:
-        """Note why nodes that were asked have not responded."""
+    def _time_out(self, requested: set[int], responses: NodeResponses) -> None:
+        """Record why requested nodes have not responded."""
         online = self._transport.nodes()
         late = Reason.TIMED_OUT, f"did not reply within {self._plan.timeout:g} s"
-        for node in asked - outcome.packages.keys() - outcome.failures.keys():
-            outcome.failures[node] = late if node in online else _AWAY
+        for node in requested - responses.packages.keys() - responses.failures.keys():
+            responses.failures[node] = late if node in online else _AWAY
             self._discovery.ask_again(node)
 
     def _time(
         self, packages: dict[int, Package], begin: float, sent_at: float, sent: float
     ) -> None:
-        """Break down where the time of an exchange went."""
+        """Break down the time of an exchange."""
         send, total = sent - begin, time.perf_counter() - begin
         times = [_reported_times(package, sent_at, total) for package in packages.values()]
         began, load, compute = max(times, key=sum, default=(0.0, 0.0, 0.0))
@@ -357,54 +365,50 @@ class DistributedFederation(Engine):
 
     def _fetch(self, waiting: dict[str, int]) -> dict[int, Response]:
         """Return the responses that have arrived, by node, and remove them from `waiting`."""
-        hellos, found = self._discovery.waiting, {}
+        hellos, by_node = self._discovery.waiting, {}
         for response in self._transport.fetch([*waiting, *hellos]):
             if response.number in waiting:
-                found[waiting.pop(response.number)] = response
+                by_node[waiting.pop(response.number)] = response
             elif response.number in hellos:
                 self._discovery.register(hellos[response.number], response)
-        return found
-
-
-def _clients(clients: list[int]) -> str:
-    """Return clients in words."""
-    return f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+        return by_node
 
 
 def _refusal(request: Request, position: int, reason: Reason) -> Refusal:
-    """Return a refusal of the reply at a position of the cohort."""
     client = int(request.ids[position])
     return Refusal(request.number, request.client_step, client, reason, reason.text)
 
 
-def _explained(refusals: list[Refusal], request: Request, outcome: Outcome) -> list[Refusal]:
-    """Return refusals that say why there was no reply, where that is known."""
-    parts = outcome.parts.items()
+def _explained(
+    refusals: list[Refusal], request: Request, responses: NodeResponses
+) -> list[Refusal]:
+    """Add the reason to refusals for missing replies, if it is known."""
+    parts = responses.parts.items()
     nodes = {int(i): node for node, positions in parts for i in request.ids[positions]}
     unknown = Reason.NO_REPLY, Reason.NO_REPLY.text
 
-    def explained(refusal: Refusal) -> Refusal:
+    def explain(refusal: Refusal) -> Refusal:
         if refusal.reason is not Reason.NO_REPLY or refusal.client is None:
             return refusal
         node = nodes.get(refusal.client)
-        reason, text = _AWAY if node is None else outcome.failures.get(node, unknown)
+        reason, text = _AWAY if node is None else responses.failures.get(node, unknown)
         return refusal._replace(reason=reason, text=text)
 
-    return list(map(explained, refusals))
+    return list(map(explain, refusals))
 
 
 def _reported_times(response: Package, sent: float, total: float) -> tuple[float, float, float]:
-    """Return when a node began, and how long it loaded and computed; 0 if that cannot be.
+    """Return a node's start time, and its times to load and compute; 0 for impossible values.
 
     Args:
-        response: what the node sent.
-        sent: when the request was sent.
+        response: from the node.
+        sent: the time at which the request was sent.
         total: seconds until all responses had arrived.
     """
-    found = [response.settings.get(name) for name in ("began", "load", "compute")]
+    reported = [response.settings.get(name) for name in ("began", "load", "compute")]
     limits = sent + total, total, total
     began, load, compute = (
         seconds if isinstance(seconds, float) and 0 <= seconds <= limit else 0.0
-        for seconds, limit in zip(found, limits, strict=True)
+        for seconds, limit in zip(reported, limits, strict=True)
     )
     return began, load, compute

@@ -1,12 +1,12 @@
-"""What the clients of a node remember: versions, of which the server names the one to go on from.
+"""Client memory on a node: versions, of which the server names the current one.
 
-A node cannot know whether a reply of its clients will count, so it keeps what they remember after
-an exchange under the number of that exchange, and the server says with every request which of these
-the client goes on from: that of the last exchange in which its reply counted. A run that is resumed
-names the same ones again. The memory itself never leaves the node.
+A node cannot know whether a client's reply will count, so it saves the memory after an exchange
+under the number of that exchange. Every request names the version that a client continues from:
+that of the last exchange in which its reply counted. A resumed run names the same versions again.
+The memory itself never leaves the node.
 
-It is kept in Flower's state of the node, which lasts for one run of Flower's, and, if the node's
-settings name a folder (`memory`), on disk, where a resumed run and a restarted node find it.
+It is saved in Flower's state of the node, which lasts for one run of Flower's, and, if the node's
+settings name a folder (`memory`), on disk, for resumed runs and restarted nodes.
 """
 
 import re
@@ -25,18 +25,18 @@ from simfbo.runs.checkpoint import DamagedError
 from simfbo.runs.files import write_atomic
 
 MEMORY = "memory"  # the node's setting that names a folder
-_RUNS = 4  # of which memories are kept on disk
+_RUNS = 4  # runs whose memory is kept on disk
 Leaves = Sequence[np.ndarray]  # of a memory, in order
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 class Versions(NamedTuple):
-    """From which memories a request's clients go on.
+    """The memory versions of a request's clients.
 
     Attributes:
         run: a random name of the run.
-        numbers: the exchange after which the memory was kept, by position; 0 for none yet.
-        oldest: the last exchange before the oldest checkpoint that the server may go back to.
+        numbers: the exchange of each version, by position; 0 for none yet.
+        oldest: the last exchange before the oldest checkpoint that the server may resume from.
     """
 
     run: str
@@ -45,27 +45,27 @@ class Versions(NamedTuple):
 
 
 class Store(Protocol):
-    """Where memories are kept, by client and number of the exchange."""
+    """A store of client memory, by client and number of the exchange."""
 
     def numbers(self, client: int) -> list[int]:
         """Return the versions of a client's memory, ascending."""
         ...
 
     def read(self, client: int, number: int) -> Leaves | None:
-        """Return the arrays of a version; None if it is not there."""
+        """Return the arrays of a version; None if it does not exist."""
         ...
 
     def write(self, client: int, number: int, leaves: Leaves) -> None:
-        """Keep a version."""
+        """Save a version."""
         ...
 
     def remove(self, client: int, number: int) -> None:
-        """Forget a version."""
+        """Delete a version."""
         ...
 
 
 class DiskStore:
-    """Memories of one run in files, a folder per run; the oldest of several runs is removed."""
+    """The memory of one run in files, a folder per run; the oldest of several runs is removed."""
 
     def __init__(self, folder: Path, run: str) -> None:
         """Take the node's folder and the name of the run."""
@@ -73,8 +73,10 @@ class DiskStore:
         self._folder = folder / run
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            others = sorted((path for path in folder.iterdir() if _TOKEN.fullmatch(path.name)),
-                            key=lambda path: path.stat().st_mtime)  # fmt: skip
+            others = sorted(
+                (path for path in folder.iterdir() if _TOKEN.fullmatch(path.name)),
+                key=lambda path: path.stat().st_mtime,
+            )
             for old in others[:-_RUNS]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -83,31 +85,31 @@ class DiskStore:
 
     def numbers(self, client: int) -> list[int]:
         """Return the versions of a client's memory, ascending."""
-        found = self._folder.glob(f"{client}-*.npz")
-        return sorted(int(path.stem.partition("-")[2]) for path in found)
+        files = self._folder.glob(f"{client}-*.npz")
+        return sorted(int(path.stem.partition("-")[2]) for path in files)
 
     def read(self, client: int, number: int) -> Leaves | None:
-        """Return the arrays of a version; None if it is not there, or damaged."""
+        """Return the arrays of a version; None if it does not exist or is damaged."""
         try:
             return list(checkpoint.load(self._file(client, number)).arrays.values())
         except (DamagedError, UserError):
             return None
 
     def write(self, client: int, number: int, leaves: Leaves) -> None:
-        """Keep a version."""
+        """Save a version."""
         data = checkpoint.encode(list(leaves), {"client": client, "exchange": number})
         write_atomic(self._file(client, number), data)
 
     def remove(self, client: int, number: int) -> None:
-        """Forget a version."""
+        """Delete a version."""
         self._file(client, number).unlink(missing_ok=True)
 
 
 class Both:
-    """Two stores that hold the same; what one lost is read from the other."""
+    """Several stores with the same content: a version missing in one is read from another."""
 
     def __init__(self, *stores: Store) -> None:
-        """Take the stores, the quicker first."""
+        """Take the stores, the fastest first."""
         self._stores = stores
 
     def numbers(self, client: int) -> list[int]:
@@ -115,42 +117,42 @@ class Both:
         return sorted({number for store in self._stores for number in store.numbers(client)})
 
     def read(self, client: int, number: int) -> Leaves | None:
-        """Return the arrays of a version; None if it is nowhere."""
-        found = (store.read(client, number) for store in self._stores)
-        return next((arrays for arrays in found if arrays is not None), None)
+        """Return the arrays of a version; None if no store has it."""
+        versions = (store.read(client, number) for store in self._stores)
+        return next((arrays for arrays in versions if arrays is not None), None)
 
     def write(self, client: int, number: int, leaves: Leaves) -> None:
-        """Keep a version."""
+        """Save a version in all stores."""
         for store in self._stores:
             store.write(client, number, leaves)
 
     def remove(self, client: int, number: int) -> None:
-        """Forget a version."""
+        """Delete a version."""
         for store in self._stores:
             store.remove(client, number)
 
 
 def require_name(run: object) -> None:
-    """Raise unless a run's name is one of ours: on disk it becomes a folder."""
+    """Raise unless a run's name is a valid token, since it becomes a folder's name."""
     if not isinstance(run, str) or not _TOKEN.fullmatch(run):
-        raise UserError("The server names a run in a way that it never does.")
+        raise UserError("The server sent an invalid name of a run.")
 
 
 def recall(store: Store, client: int, number: int, initial: PyTree) -> PyTree | None:
-    """Return what a client remembers after an exchange; None if that is lost.
+    """Return a client's memory after an exchange; None if it is lost.
 
     Args:
-        store: where it is kept.
-        client: whose it is.
+        store: of client memory.
+        client: its number.
         number: of the exchange; 0 before the first.
-        initial: what it remembers before the first.
+        initial: the memory before the first exchange.
     """
     if not number:
         return initial
-    found, (wanted, structure) = store.read(client, number), jax.tree.flatten(initial)
-    if found is None or list(map(_kind, found)) != list(map(_kind, wanted)):
+    leaves, (expected, structure) = store.read(client, number), jax.tree.flatten(initial)
+    if leaves is None or list(map(_kind, leaves)) != list(map(_kind, expected)):
         return None
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
@@ -161,58 +163,60 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
 def recalled(
     store: Store, versions: Versions, ids: np.ndarray, places: np.ndarray, fresh: PyTree
 ) -> tuple[PyTree, list[int]]:
-    """Return what the clients of a node remember, and those of a request that lost it.
+    """Return the memory of a node's clients, and the clients of a request whose memory is lost.
 
     Args:
-        store: where it is kept.
-        versions: from which memories the clients of the request go on.
-        ids: who these are.
-        places: where each of them is in the memory.
-        fresh: what all clients of the node remember before the first exchange.
+        store: of client memory.
+        versions: of the clients in the request.
+        ids: the clients in the request.
+        places: the position of each of them in the memory.
+        fresh: the memory of all clients of the node before the first exchange.
     """
-    held = jax.tree.map(np.array, fresh)
-    initial, gone = jax.tree.map(lambda a: a[0].copy(), held), set()
+    memory = jax.tree.map(np.array, fresh)
+    initial, lost_clients = jax.tree.map(lambda a: a[0].copy(), memory), set()
     for i, place, number in zip(ids.tolist(), places, versions.numbers.tolist(), strict=True):
-        own = recall(store, i, number, initial)
-        if own is None:
-            gone.add(i)
+        leaves = recall(store, i, number, initial)
+        if leaves is None:
+            lost_clients.add(i)
             continue
-        for stack, row in zip(jax.tree.leaves(held), jax.tree.leaves(own), strict=True):
+        for stack, row in zip(jax.tree.leaves(memory), jax.tree.leaves(leaves), strict=True):
             stack[place] = row
-    return held, sorted(gone)
+    return memory, sorted(lost_clients)
 
 
 def keep_all(
     store: Store, versions: Versions, ids: np.ndarray, exchange: int, rows: PyTree
 ) -> None:
-    """Keep what the clients of a request remember after it, of each what its last reply left."""
+    """Save the memory of a request's clients; of a repeated client, that of its last reply."""
     clients = ids.tolist()
     stacks = jax.tree.map(np.asarray, rows)
     for j, i in enumerate(clients):
         if i not in clients[j + 1 :]:
-            own = jax.tree.map(lambda a, j=j: a[j], stacks)
-            keep(store, i, exchange, own, versions.oldest)
+            memory = jax.tree.map(lambda a, j=j: a[j], stacks)
+            keep(store, i, exchange, memory, versions.oldest)
 
 
 def keep(store: Store, client: int, number: int, memory: PyTree, oldest: int) -> None:
-    """Keep what a client remembers after an exchange; forget what the server cannot ask for.
+    """Save a client's memory after an exchange; delete versions that the server cannot request.
 
     Args:
-        store: where to.
-        client: whose it is.
+        store: of client memory.
+        client: its number.
         number: of the exchange.
-        memory: what it remembers.
-        oldest: see `Versions`; of the versions up to this one, only the last is still of use.
+        memory: after the exchange.
+        oldest: see `Versions`; of the versions up to this one, only the last can be requested.
     """
     store.write(client, number, list(map(np.asarray, jax.tree.leaves(memory))))
-    early = [one for one in store.numbers(client) if one <= oldest]
-    for one in early[:-1]:
-        store.remove(client, one)
+    old = [version for version in store.numbers(client) if version <= oldest]
+    for version in old[:-1]:
+        store.remove(client, version)
 
 
-def lost(settings: Mapping[str, Any], asked: np.ndarray) -> list[int]:
-    """Return the clients that lost their memory, as a node's response says; nothing is trusted."""
-    found = settings.get("lost")
-    if not isinstance(found, list):
+def lost(settings: Mapping[str, Any], requested: np.ndarray) -> list[int]:
+    """Return the clients whose memory is lost according to a node's untrusted response."""
+    reported = settings.get("lost")
+    if not isinstance(reported, list):
         return []
-    return sorted({one for one in found if type(one) is int and one in asked.tolist()})
+    return sorted(
+        {client for client in reported if type(client) is int and client in requested.tolist()}
+    )

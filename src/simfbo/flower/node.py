@@ -1,4 +1,4 @@
-"""What a node receives and how it responds, whatever carries the messages.
+"""A node's requests and responses, independent of the transport.
 
 A node holds one or many clients. It receives a request for its part of a cohort, computes it with
 the simulated engine, and responds with each client's message or with their weighted sum.
@@ -36,12 +36,12 @@ _WORK = ("tau", "steps", "norm", "keep", "momentum")  # the arrays of a plan
 
 
 class Code(NamedTuple):
-    """How a request is coded.
+    """The coding of a request.
 
     Attributes:
         payload: the bytes of the payload.
-        up: the key that the clients' messages are coded with.
-        down: the key that the payload is coded with.
+        up: the key for the clients' messages.
+        down: the key for the payload.
     """
 
     payload: bytes | None
@@ -50,19 +50,19 @@ class Code(NamedTuple):
 
 
 class NodeRequest(NamedTuple):
-    """What one node is asked in one exchange.
+    """A request to one node in one exchange.
 
     Attributes:
         exchange: its number.
-        payload: what the clients receive.
-        ids: the clients asked, ascending; one that was sampled twice is listed twice.
+        payload: for the clients.
+        ids: the clients, ascending; one that was sampled twice is listed twice.
         plan: their local work.
         numbers: those of the client step, in the order of its leaves.
-        weights: of their messages, for a node that adds them up; None if it sends each of them.
-        gate: for a node that adds them up.
+        weights: of their messages, for a node that sums them; None if it sends each of them.
+        gate: for a node that sums them.
         key: of the exchange; None if clients draw their own.
-        code: how payload and messages are coded; None for not at all.
-        versions: from which memories the clients go on; None if they remember nothing.
+        code: the coding of payload and messages; None for none.
+        versions: of the clients' memory; None for stateless clients.
     """
 
     exchange: int
@@ -78,7 +78,7 @@ class NodeRequest(NamedTuple):
 
 
 def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package:
-    """Return a request as it travels; `known` are trees that both sides have."""
+    """Encode a request; `known` are trees that both sides have."""
     plan, key = request.plan, request.key
     work = {name: getattr(plan, name) for name in _WORK}
     arrays = {"ids": request.ids} | {name: part for name, part in work.items() if part is not None}
@@ -104,34 +104,37 @@ def encode_request(request: NodeRequest, known: Mapping[str, PyTree]) -> Package
     if request.code is not None:
         settings["shapes"] = [[list(leaf.shape), leaf.dtype.name] for leaf in payload.values()]
         settings["code"] = str(jax.random.key_impl(request.code.up))
-        arrays |= {f"code {way}": jax.random.key_data(getattr(request.code, way))
-                   for way in ("up", "down")}  # fmt: skip
+        arrays |= {
+            f"code {way}": jax.random.key_data(getattr(request.code, way)) for way in ("up", "down")
+        }
         arrays |= _sliced(request.payload)
         payload = {"coded": np.frombuffer(request.code.payload or b"", np.uint8)}
-    own, common = (arrays | payload, {}) if sliced else (arrays, payload)
-    return Package(settings, _on_host(own), _on_host(common))
+    individual, common = (arrays | payload, {}) if sliced else (arrays, payload)
+    return Package(settings, _on_host(individual), _on_host(common))
 
 
 def _sliced(payload: PyTree) -> Json:
-    """Return the leaves of a payload that differ from client to client, which are not coded."""
+    """Return the leaves of a payload that differ between clients, which are not coded."""
     flags = [
         is_per_client(part)
         for part in jax.tree.leaves(payload, is_leaf=is_per_client)
         for _ in jax.tree.leaves(part)
     ]
     named = _leaves("payload", payload).items()
-    return {name: leaf for (name, leaf), own in zip(named, flags, strict=True) if own}
+    return {name: leaf for (name, leaf), per_client in zip(named, flags, strict=True) if per_client}
 
 
 def decode_request(
     package: Package, known: Mapping[str, PyTree], codecs: Codecs | None = None
 ) -> NodeRequest:
-    """Return the request in a package; the inverse of `encode_request`."""
+    """Decode a request; the inverse of `encode_request`."""
     settings, arrays = package.settings, {**package.arrays, **package.common}
     code, shapes = None, settings["shapes"]
     if shapes is not None:
-        keys = (jax.random.wrap_key_data(jnp.asarray(arrays[f"code {way}"]), impl=settings["code"])
-                for way in ("up", "down"))  # fmt: skip
+        keys = (
+            jax.random.wrap_key_data(jnp.asarray(arrays[f"code {way}"]), impl=settings["code"])
+            for way in ("up", "down")
+        )
         code = Code(arrays["coded"].tobytes(), *keys)
 
     def leaf(k: int) -> Any:
@@ -166,7 +169,7 @@ def decode_request(
 
 
 def _versions(settings: list[Any] | None, arrays: Mapping[str, np.ndarray]) -> Versions | None:
-    """Return from which memories clients go on; None if they remember nothing."""
+    """Read the memory versions of a request; None for stateless clients."""
     if settings is None:
         return None
     run, oldest = settings
@@ -184,9 +187,10 @@ class Node:
         codecs: Codecs | None = None,
         client_steps: Mapping[str, ClientStep] | None = None,
     ):
-        """Take the algorithm, what both sides know, the data, the codecs, and the client steps.
+        """Take algorithm, trees known to both sides, data, codecs, and client steps.
 
-        These are the algorithm's own by default. A request names one and brings its numbers.
+        The client steps are the algorithm's own by default. A request names one and contains its
+        numbers.
         """
         self._algorithm = algorithm
         self._client_steps = client_steps or algorithm.client_steps
@@ -195,12 +199,12 @@ class Node:
     def respond(
         self, client_step: str, package: Package, store: Callable[[str], Store] | None = None
     ) -> Package:
-        """Return the response to a request.
+        """Respond to a request.
 
         Args:
             client_step: the name of the client step.
             package: the request.
-            store: (the name of a run) -> where clients remember.
+            store: (the name of a run) -> the store of client memory.
         """
         with jax.enable_x64(package.settings["wide"]):
             request, memory = decode_request(package, self._known, self._codecs), None
@@ -208,27 +212,29 @@ class Node:
                 memory = store(request.versions.run)
             settings: Json = {"exchange": request.exchange}
             step = with_numbers(self._client_steps[client_step], request.numbers)
-            found = self._compute(step, request, memory, settings)
-            return Package(settings, found)
+            arrays = self._compute(step, request, memory, settings)
+            return Package(settings, arrays)
 
     def _compute(
         self, client_step: ClientStep, request: NodeRequest, store: Store | None, settings: Json
     ) -> dict[str, np.ndarray]:
         """Return the messages of a request's clients, or their sum with norms and admissions.
 
-        Clients that lost their memory are listed in `settings`.
+        Clients whose memory is lost are listed in `settings`.
         """
         each, size = request.weights is None, len(request.ids)
         places = self._positions(request.ids)
-        # Padded to a power of two, so that few sizes have to be compiled.
-        pad = np.minimum(np.arange(_power_of_two(size)), size - 1)
+        # Padded to a power of two, so that few sizes are compiled.
+        pad = np.minimum(np.arange(1 << (size - 1).bit_length()), size - 1)
         memory = None
         if store is not None and request.versions is not None:
             initial = self._algorithm.client_memory(self._known["x"], self._known["y"])
             everyone = fresh(initial, self._data.n)
-            held, gone = recalled(store, request.versions, request.ids, places, everyone)
-            memory = rows_of(held, places[pad])
-            settings.update({"lost": gone} if gone else {})
+            recalled_memory, lost_clients = recalled(
+                store, request.versions, request.ids, places, everyone
+            )
+            memory = rows_of(recalled_memory, places[pad])
+            settings.update({"lost": lost_clients} if lost_clients else {})
         rows = Rows(
             position=pad,
             place=places[pad],
@@ -258,85 +264,85 @@ class Node:
             keep_all(store, request.versions, request.ids, request.exchange, results.memory)
         arrays = {"ids": request.ids}
         if each:
-            found = jax.tree.map(lambda stack: np.asarray(stack)[:size], results.messages)
+            result = jax.tree.map(lambda stack: np.asarray(stack)[:size], results.messages)
             arrays["repeats"] = occurrences(request.ids)
             if request.code is not None:
-                return arrays | self._coded(request, request.code, found)
+                return arrays | self._coded(request, request.code, result)
         else:
-            found = total
+            result = total
             arrays["squares"] = np.asarray(results.squares, np.float64)[:size]
             arrays["passed"] = np.asarray(results.admitted)[:size]
-        return arrays | {_MESSAGE + name: array for name, array in as_arrays(found).items()}
+        return arrays | {_MESSAGE + name: array for name, array in as_arrays(result).items()}
 
-    def _coded(self, request: NodeRequest, code: Code, found: PyTree) -> dict[str, np.ndarray]:
-        """Return the messages of a request's clients, coded: their lengths, and all bytes."""
+    def _coded(self, request: NodeRequest, code: Code, stacked: PyTree) -> dict[str, np.ndarray]:
+        """Encode the messages of a request's clients: their lengths, and all bytes."""
         assert self._codecs is not None
-        letters = []
+        messages = []
         for j, (i, repeat) in enumerate(zip(request.ids, occurrences(request.ids), strict=True)):
-            message = jax.tree.map(lambda stack, j=j: stack[j], found)
+            message = jax.tree.map(lambda stack, j=j: stack[j], stacked)
             key = client_key(code.up, int(i), int(repeat))
-            letters.append(encode_message(self._codecs, message, key))
-        lengths = np.array([len(letter) for letter in letters], np.int64)
-        return {"lengths": lengths, "coded": np.frombuffer(b"".join(letters), np.uint8)}
+            messages.append(encode_message(self._codecs, message, key))
+        lengths = np.array([len(message) for message in messages], np.int64)
+        return {"lengths": lengths, "coded": np.frombuffer(b"".join(messages), np.uint8)}
 
     def _positions(self, ids: np.ndarray) -> np.ndarray:
-        """Return the positions of some clients in the data; raise if they are not in it."""
+        """Return the positions of some clients in the data; raise if one is missing."""
         if not np.isin(ids, self._data.ids).all():
             missing = ids[~np.isin(ids, self._data.ids)]
             raise UserError(f"This node does not hold client {missing[0]}.")
         return np.searchsorted(self._data.ids, ids)
 
 
-def replies(package: Package, like: PyTree, asked: np.ndarray) -> list[Reply]:
-    """Return the replies in a node's response, one per client; nothing in it is trusted.
+def replies(package: Package, like: PyTree, requested: np.ndarray) -> list[Reply]:
+    """Validate the replies in a node's response, one per client.
 
     Args:
-        package: what the node sent.
+        package: from the node, not trusted.
         like: an example message.
-        asked: the clients it was asked for; it may not reply for others.
+        requested: the clients; a node may not reply for others.
     """
-    stacks = messages_in(package, like, asked, ("ids", "repeats"))
+    stacks = messages_in(package, like, requested, ("ids", "repeats"))
     repeats = _integers(package.arrays, "repeats")
-    if not np.array_equal(repeats, occurrences(asked)):
+    if not np.array_equal(repeats, occurrences(requested)):
         raise BadPackage("a response for other clients than requested")
-    if any(stack.ndim < 1 or len(stack) != len(asked) for stack in stacks.values()):
+    if any(stack.ndim < 1 or len(stack) != len(requested) for stack in stacks.values()):
         raise BadPackage("a different number of messages than clients")
     exchange = package.settings.get("exchange")
 
     def message(j: int) -> dict[str, np.ndarray]:
         return {name: np.asarray(stack[j]) for name, stack in stacks.items()}
 
-    return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(asked)]
+    return [Reply(int(i), exchange, message(j), int(repeats[j])) for j, i in enumerate(requested)]
 
 
-def coded_replies(package: Package, asked: np.ndarray) -> tuple[list[Reply], np.ndarray]:
-    """Return the replies in a node's response, as bytes, and their lengths; nothing is trusted.
+def coded_replies(package: Package, requested: np.ndarray) -> tuple[list[Reply], np.ndarray]:
+    """Validate the coded replies in a node's response; return them with their lengths.
 
     Args:
-        package: what the node sent.
-        asked: the clients it was asked for; it may not reply for others.
+        package: from the node, not trusted.
+        requested: the clients; a node may not reply for others.
     """
     arrays = package.arrays
     if list(arrays) != ["ids", "repeats", "lengths", "coded"] or package.common:
         raise BadPackage("arrays that were not requested")
     ids, repeats, lengths = (_integers(arrays, name) for name in ("ids", "repeats", "lengths"))
-    if not np.array_equal(ids, asked) or not np.array_equal(repeats, occurrences(asked)):
+    if not np.array_equal(ids, requested) or not np.array_equal(repeats, occurrences(requested)):
         raise BadPackage("a response for other clients than requested")
     data = arrays["coded"]
-    whole = [int(length) for length in lengths]
-    fits = len(whole) == len(asked) and min(whole, default=0) >= 0 and sum(whole) == data.size
+    sizes = [int(length) for length in lengths]
+    fits = len(sizes) == len(requested) and min(sizes, default=0) >= 0 and sum(sizes) == data.size
     if data.dtype != np.uint8 or data.ndim != 1 or not fits:
         raise BadPackage("coded messages of other lengths than it says")
-    ends, encoded_bytes = np.cumsum([0, *whole]).tolist(), data.tobytes()
+    ends, content = np.cumsum([0, *sizes]).tolist(), data.tobytes()
     exchange = package.settings.get("exchange")
     return [
-        Reply(int(i), exchange, encoded_bytes[ends[j] : ends[j + 1]], int(repeats[j]))
-        for j, i in enumerate(asked)
+        Reply(int(i), exchange, content[ends[j] : ends[j + 1]], int(repeats[j]))
+        for j, i in enumerate(requested)
     ], lengths
 
 
 def part_of(payload: PyTree, positions: np.ndarray) -> PyTree:
-    """Return the part of a payload that a node receives: of `PerClient` parts, its slices."""
+    """Return the part of a payload for a node: of `PerClient` parts, its slices."""
     return jax.tree.map(lambda part: _filled(part, positions), payload, is_leaf=is_per_client)
 
 
@@ -348,17 +354,17 @@ def _filled(part: PyTree, positions: np.ndarray) -> PyTree:
 
 def with_numbers(client_step: ClientStep, numbers: Sequence[float]) -> ClientStep:
     """Return a client step with the numbers of a request in place of its own."""
-    own = Parts.of(as_module(client_step))
-    if len(own.numbers) != len(numbers):
+    parts = Parts.of(as_module(client_step))
+    if len(parts.numbers) != len(numbers):
         raise UserError(
             f"The server's '{client_step.__name__}' has {len(numbers)} numbers, this node's "
-            f"{len(own.numbers)}: deploy the same app on both."
+            f"{len(parts.numbers)}: deploy the same app on both."
         )
-    return own._replace(numbers=tuple(numbers)).joined()
+    return parts._replace(numbers=tuple(numbers)).joined()
 
 
 def _leaves(name: str, tree: PyTree) -> Json:
-    """Return a tree's leaves as arrays named name0, name1, and so on."""
+    """Name a tree's leaves name0, name1, and so on."""
     return {f"{name}{k}": leaf for k, leaf in enumerate(jax.tree.leaves(tree))}
 
 
@@ -366,49 +372,44 @@ def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def _power_of_two(size: int) -> int:
-    """Return the smallest power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
-
-
 def _integers(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Return a list of whole numbers from untrusted arrays."""
-    found = arrays.get(name)
-    if found is None or found.ndim != 1 or found.dtype.kind not in "iu":
+    """Read a list of integers from untrusted arrays."""
+    array = arrays.get(name)
+    if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
         raise BadPackage(f"no list of {name}")
-    return found
+    return array
 
 
 def messages_in(
-    package: Package, like: PyTree, asked: np.ndarray, others: tuple[str, ...]
+    package: Package, like: PyTree, requested: np.ndarray, others: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of messages in a response, by the names of their leaves.
+    """Validate the arrays of messages in a response; return them by the names of their leaves.
 
     Args:
-        package: what the node sent.
+        package: from the node, not trusted.
         like: an example message; its leaves must be described in its order.
-        asked: the clients it was asked for; it may not reply for others.
-        others: the names of the arrays that come before the messages.
+        requested: the clients; a node may not reply for others.
+        others: the names of the arrays before the messages.
     """
-    if not np.array_equal(_integers(package.arrays, "ids"), asked):
+    if not np.array_equal(_integers(package.arrays, "ids"), requested):
         raise BadPackage("a response for other clients than requested")
-    found, expected = [*package.arrays], [*others, *(_MESSAGE + name for name in names(like))]
-    if set(found) == set(expected) and found != expected:
+    received, expected = [*package.arrays], [*others, *(_MESSAGE + name for name in names(like))]
+    if set(received) == set(expected) and received != expected:
         raise BadPackage("arrays in another order than requested")
-    rest = [name for name in found if name not in others]
-    if package.common or not all(name.startswith(_MESSAGE) for name in rest):
+    message_names = [name for name in received if name not in others]
+    if package.common or not all(name.startswith(_MESSAGE) for name in message_names):
         raise BadPackage("arrays that were not requested")
-    return {name[len(_MESSAGE) :]: package.arrays[name] for name in rest}
+    return {name[len(_MESSAGE) :]: package.arrays[name] for name in message_names}
 
 
 def response_bytes(like: PyTree, clients: int, adds: bool) -> int:
-    """Return how many bytes of arrays a response for so many clients has at most."""
+    """Return the largest size of a response's arrays, in bytes."""
     leaves = jax.tree.leaves(like)
     message = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return clients * (32 + 8 * len(leaves)) + message * (1 if adds else clients)
 
 
 def is_answer(package: Package, exchange: int) -> bool:
-    """Return whether a response says that it answers this exchange."""
-    found = package.settings.get("exchange")
-    return type(found) is int and found == exchange
+    """Check whether a response claims to answer this exchange."""
+    number = package.settings.get("exchange")
+    return type(number) is int and number == exchange

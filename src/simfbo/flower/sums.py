@@ -1,8 +1,8 @@
-"""Partial sums: what the server checks in a node's sum before it counts, and how sums are combined.
+"""Partial sums: the server's checks of a node's sum, and the combination of sums.
 
-The server sees no single message here, so it holds a node to what the node says of its clients: the
-sum S_k of the messages m_i that passed, with the server's weights w_i, obeys the triangle
-inequality in every leaf,
+The server sees no single message here, so it checks a node's sum against the norms that the node
+reports: the sum S_k of the messages m_i that passed, with the server's weights w_i, obeys the
+triangle inequality in every leaf,
 
     ||S_k|| <= sum_i |w_i| ||m_i||,   i over the node's clients that passed,
 
@@ -34,7 +34,7 @@ class Partial(NamedTuple):
 
     Attributes:
         sums: sum_i w_i m_i over the clients that passed.
-        passed: which of the node's clients are in it.
+        passed: a mask of the node's clients in the sum.
         squares: squared norms of all messages, by client and leaf, as the node reports them.
         weight: sum_i w_i over the clients that passed.
     """
@@ -46,15 +46,15 @@ class Partial(NamedTuple):
 
 
 def partial_sum(package: Package, request: Request, part: Cohort, gate: Gate) -> Partial:
-    """Return the sum in a node's response, after checking everything that can be checked.
+    """Validate the sum in a node's response as far as possible.
 
-    What cannot be: whether it is the sum of these clients' messages, as long as it is no larger
-    than that of some messages could be. A square array, for one, may be transposed.
+    A sum that is no larger than one of admissible messages cannot be rejected, even if it is wrong;
+    a square array, for example, may be transposed.
 
     Args:
-        package: what the node sent.
-        request: what was asked of the whole cohort.
-        part: the clients that this node was asked for, with the weights of their messages.
+        package: from the node.
+        request: to the whole cohort.
+        part: the clients requested from this node, with the weights of their messages.
         gate: the rules for each of their messages.
     """
     sums = messages_in(package, request.like, part.ids, ("ids", "squares", "passed"))
@@ -74,7 +74,7 @@ def partial_sum(package: Package, request: Request, part: Cohort, gate: Gate) ->
 def combined_sums(
     parts: Sequence[Partial | None], aggregators: Point[Aggregator | None], like: PyTree
 ) -> PyTree:
-    """Combine the sums of the nodes, in order; None stands for a node without a usable one.
+    """Combine the sums of the nodes, in order; None stands for a node without a valid one.
 
     Without aggregators the sums S_k are added. With them, a node counts as one client whose message
     is its mean S_k / W_k and whose weight is W_k, the sum of the weights of its clients that
@@ -86,27 +86,27 @@ def combined_sums(
         clipped mean  sum_k W_k min(1, c / ||S_k / W_k||) S_k / W_k
         others        W times the geometric median, or the clipped centre, of the S_k / W_k
 
-    So where all nodes have the same mean, all of these are the sum of the S_k.
+    If all nodes have the same mean, each of these is the sum of the S_k.
     """
     if not parts or not aggregation.needs_stack(aggregators, like):
         total = trees.zeros_like(like)
         for part in parts:
             total = total if part is None else trees.add(total, part.sums)
         return total
-    # Zeros in place of the missing: another shape would have to be compiled.
-    means = [trees.zeros_like(like) if one is None else _mean(one) for one in parts]
-    weights = np.array([0.0 if one is None else one.weight for one in parts])
+    # Zeros for missing sums: another shape would be compiled again.
+    means = [trees.zeros_like(like) if partial is None else _mean(partial) for partial in parts]
+    weights = np.array([0.0 if partial is None else partial.weight for partial in parts])
     stack = jax.tree.map(lambda *rows: jnp.stack(rows), *means)
     return aggregation.combine(aggregators, stack, weights)
 
 
 def _mean(part: Partial) -> PyTree:
-    """Return a node's weighted mean; zero where none of its clients passed."""
+    """Return a node's weighted mean; zero if none of its clients passed."""
     return trees.scale(1 / part.weight if part.weight else 0.0, part.sums)
 
 
 def _admissions(package: Package, clients: int, leaves: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which clients' messages a sum holds, and the squared norms of all."""
+    """Read the mask of the clients in a sum, and the squared norms of all messages."""
     passed, squares = package.arrays.get("passed"), package.arrays.get("squares")
     if passed is None or passed.dtype != bool or passed.shape != (clients,):
         raise BadPackage("a sum without a list of the clients in it")
@@ -120,23 +120,23 @@ def _admissions(package: Package, clients: int, leaves: int) -> tuple[np.ndarray
 def _require_gated(
     squares: np.ndarray, passed: np.ndarray, request: Request, ids: np.ndarray, gate: Gate
 ) -> None:
-    """Raise if a message that a node let pass does not pass the server's gate."""
+    """Raise if a message admitted by a node fails the server's gate."""
     if not passed.any():
         return
-    # The node adds the squares of a message in another order, so its norm may be at the limit.
+    # The node adds squares in another order, so a norm at the limit may differ by rounding.
     shrink = 1 - 8 * squares.shape[1] * float(_wide().eps)
     with np.errstate(over="ignore"):
         largest = int(np.argmax(np.where(passed, squares.sum(1), -1.0)))  # or the first NaN
-        own = np.asarray(shrink * squares[largest], jnp.result_type(float))
-    if finding := too_large(own, trees.names(request.like), gate):
-        reason, text = finding
+        square = np.asarray(shrink * squares[largest], jnp.result_type(float))
+    if rejection := too_large(square, trees.names(request.like), gate):
+        reason, text = rejection
         raise BadPackage(f"a sum for {_listed(ids)} although client {ids[largest]} {text}", reason)
 
 
 def _require_bounded(
     sums: dict[str, np.ndarray], squares: np.ndarray, weights: np.ndarray, ids: np.ndarray
 ) -> None:
-    """Raise if a leaf of a sum is larger than the messages in it allow.
+    """Raise if a leaf of a sum exceeds the bound given by its messages.
 
     Args:
         sums: the leaves of the sum.
@@ -144,8 +144,8 @@ def _require_bounded(
         weights: of these messages.
         ids: all clients of the node.
     """
-    for (name, leaf), own in zip(sums.items(), squares.T, strict=True):
-        bound = _largest_norm(leaf, own, weights)
+    for (name, leaf), leaf_squares in zip(sums.items(), squares.T, strict=True):
+        bound = _largest_norm(leaf, leaf_squares, weights)
         norm = float(np.linalg.norm(np.asarray(leaf, np.float64).ravel()))
         if norm > bound:
             raise BadPackage(
@@ -156,15 +156,15 @@ def _require_bounded(
 
 
 def _largest_norm(leaf: np.ndarray, squares: np.ndarray, weights: np.ndarray) -> float:
-    """Return the largest norm of a sum of messages of these squared norms, with rounding.
+    """Bound the norm of a sum of messages with these squared norms, including rounding.
 
-    A sum of k terms of d numbers is off by k + 2 roundings in the leaf's precision, a squared norm
-    by d in that of the computation; rounding to nearest can at most double a sum. A number whose
-    square underflows is missing from its norm, and numbers near zero have an absolute error.
+    A sum of k terms of d numbers has k + 2 roundings in the leaf's precision, a squared norm d in
+    that of the computation; rounding to nearest can at most double a sum. A number whose square
+    underflows is missing from its norm, and numbers near zero have an absolute error.
     """
-    own, wide, count = jnp.finfo(leaf.dtype), _wide(), len(weights)
-    roundings = (count + 2) * float(own.eps) + leaf.size * float(wide.eps)
-    step = float(own.smallest_subnormal)
+    precision, wide, count = jnp.finfo(leaf.dtype), _wide(), len(weights)
+    roundings = (count + 2) * float(precision.eps) + leaf.size * float(wide.eps)
+    step = float(precision.smallest_subnormal)
     norms = np.sqrt(squares + leaf.size * float(wide.tiny))
     largest = (1 + min(1.0, roundings)) * ((np.abs(weights) + step) @ norms)
     return float(largest + 2 * count * np.sqrt(leaf.size) * step)
@@ -176,7 +176,7 @@ def _wide() -> Any:
 
 
 def _listed(ids: np.ndarray, most: int = 5) -> str:
-    """Return a list of clients in words.
+    """List clients by number, at most five.
 
     Example:
         >>> _listed(np.array([3, 8])), _listed(np.arange(40))

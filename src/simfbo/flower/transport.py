@@ -1,4 +1,4 @@
-"""The interface of what carries messages between server and nodes, and what passes through it."""
+"""The interface of transports between server and nodes, and their messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,15 +9,15 @@ import numpy as np
 from simfbo.core.exchange import Reason
 from simfbo.runs.files import Json
 
-HELLO = "hello"  # the request for a node's clients, instead of a client step
-Failure = tuple[Reason, str]  # why a node has no response, and the same in words
+HELLO = "hello"  # in place of a client step: the request for a node's clients
+Failure = tuple[Reason, str]  # the reason for a missing response, and its text
 
 
 class Package(NamedTuple):
     """The content of a message.
 
     Attributes:
-        settings: anything that fits into JSON.
+        settings: JSON values.
         arrays: by name.
         common: arrays that are the same for every node, so that they are sent only once.
     """
@@ -31,11 +31,11 @@ class Envelope(NamedTuple):
     """A message to a node.
 
     Attributes:
-        node: to which.
-        client_step: for which client step.
-        package: what it holds.
-        exchange: in which exchange.
-        largest: the most bytes of arrays that the response may have.
+        node: the recipient.
+        client_step: its name.
+        package: the content.
+        exchange: its number.
+        largest: the largest number of bytes of arrays in the response.
     """
 
     node: int
@@ -46,7 +46,7 @@ class Envelope(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What came back: to which envelope, and either a package or the reason for having none."""
+    """A response: the number of its envelope, and a package or the reason why there is none."""
 
     number: str
     package: Package | None
@@ -55,7 +55,7 @@ class Response(NamedTuple):
 
 
 class Transport(Protocol):
-    """What carries the messages."""
+    """Carries messages."""
 
     def nodes(self) -> set[int]:
         """Return the nodes that are online."""

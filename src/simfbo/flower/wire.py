@@ -1,9 +1,9 @@
-"""Trees of arrays as bytes plus a description, and back. Nothing that is received is executed.
+"""Serialisation of trees of arrays, without executing anything that is received.
 
-What travels between machines is one block of bytes, little-endian and in C order, and a JSON text
-that says which arrays it holds. The reader checks every size before it uses a byte. The shape of a
-tree (tuples, dicts, `Point`) travels as JSON too; parts shaped like x or y are only named, since
-both sides know them.
+A message is one block of bytes, little-endian and in C order, and a JSON text that describes the
+arrays in it. The reader checks every size before it uses a byte. The structure of a tree (tuples,
+dicts, `Point`) is sent as JSON too; parts shaped like x or y are only named, since both sides know
+them.
 """
 
 import json
@@ -30,20 +30,20 @@ _RECORDS = {kind.__name__: kind for kind in (Point, PerClient, Weighted)}
 
 
 class BadPackage(ValueError):
-    """A package that cannot be used; the text continues "sent ..." and says what it is.
+    """An invalid package; the text completes "sent ..." and describes it.
 
     Attributes:
-        reason: the kind of refusal that it leads to.
+        reason: the kind of the resulting refusal.
     """
 
     def __init__(self, text: str, reason: Reason = Reason.MALFORMED) -> None:
-        """Take what was sent, and the kind of refusal."""
+        """Take the description, and the kind of the refusal."""
         super().__init__(text)
         self.reason = reason
 
 
 def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return arrays as one block of bytes, and a description of it.
+    """Join arrays to one block of bytes, with a description.
 
     Example:
         >>> block, description = pack({"x": np.array([1.0, 2.0], "float32")})
@@ -56,7 +56,7 @@ def pack(arrays: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 def unpack(block: Any, description: Any) -> dict[str, np.ndarray]:
-    """Return the arrays in a block; raise `BadPackage` if it does not match its description.
+    """Read the arrays in a block; raise `BadPackage` if it does not match its description.
 
     Example:
         >>> unpack(*pack({"n": np.array([1, 2], "int32")}))
@@ -69,16 +69,16 @@ def unpack(block: Any, description: Any) -> dict[str, np.ndarray]:
     ends = np.cumsum([0, *sizes], dtype=object)
     if ends[-1] != len(block):
         raise BadPackage(f"{len(block)} bytes where its description needs {brief(ends[-1])}")
-    found = {}
+    arrays = {}
     for (name, dtype, shape), (start, end) in zip(rows, pairwise(ends), strict=True):
-        if name in found:
+        if name in arrays:
             raise BadPackage("the same array twice")
-        found[name] = _array(block[start:end], dtype, shape)
-    return found
+        arrays[name] = _array(block[start:end], dtype, shape)
+    return arrays
 
 
 def encode(tree: PyTree, known: Mapping[str, PyTree]) -> str:
-    """Return the shape of a tree as JSON.
+    """Encode the structure of a tree as JSON.
 
     Args:
         tree: made of tuples, lists, dicts, `Point`, `PerClient`, None, arrays, and anything shaped
@@ -92,12 +92,12 @@ def encode(tree: PyTree, known: Mapping[str, PyTree]) -> str:
         >>> encode((1.0, {"w": 2.0, "b": 3.0}), known={"x": {"w": 0.0, "b": 0.0}})
         '["tuple", null, "x"]'
     """
-    forms = {name: jax.tree.structure(one) for name, one in known.items()}
+    forms = {name: jax.tree.structure(shape) for name, shape in known.items()}
     return json.dumps(_encoded(tree, forms))
 
 
 def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> PyTree:
-    """Fill the shape of a tree with leaves, in order; the inverse of `encode`.
+    """Fill the structure of a tree with leaves, in order; the inverse of `encode`.
 
     Example:
         >>> decode('["tuple", null, "x"]', [1, 2, 3], known={"x": {"w": 0.0, "b": 0.0}})
@@ -114,7 +114,7 @@ def decode(text: str, leaves: Sequence[Any], known: Mapping[str, PyTree]) -> PyT
 
 
 def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> PyTree:
-    """Return the JSON value of a tree's shape."""
+    """Return the JSON value of a tree's structure."""
     if tree is None:
         return ["NoneType"]
     structure = jax.tree.structure(tree)
@@ -129,8 +129,8 @@ def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> PyTree:
     if type(tree) in (dict, OrderedDict) and all(isinstance(key, str) for key in tree):
         ordered = type(tree) is OrderedDict
         items = tree.items() if ordered else sorted(tree.items())
-        found = {key: _encoded(part, forms) for key, part in items}
-        return [kind, found] if ordered else found
+        entries = {key: _encoded(part, forms) for key, part in items}
+        return [kind, entries] if ordered else entries
     raise UserError(
         f"A payload holds a {kind}, which cannot be sent: use tuples, lists, dicts with text keys "
         "and Point, or the types of x0 and y0."
@@ -138,7 +138,7 @@ def _encoded(tree: PyTree, forms: Mapping[str, Any]) -> PyTree:
 
 
 def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> PyTree:
-    """Return the tree of a JSON value, taking its leaves from the supply."""
+    """Build the tree of a JSON value, with leaves from the supply."""
     if value is None:
         return next(supply)
     if isinstance(value, str):
@@ -149,8 +149,8 @@ def _decoded(value: Any, supply: Any, known: Mapping[str, PyTree]) -> PyTree:
     kind, *parts = value
     if kind == "NoneType":
         return None
-    found = [_decoded(part, supply, known) for part in parts]
-    return _RECORDS[kind](*found) if kind in _RECORDS else _PLAIN[kind](found)
+    children = [_decoded(part, supply, known) for part in parts]
+    return _RECORDS[kind](*children) if kind in _RECORDS else _PLAIN[kind](children)
 
 
 def _rows(description: str) -> list[Any]:
@@ -164,7 +164,7 @@ def _rows(description: str) -> list[Any]:
 
 
 def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
-    """Return name, type and shape of an array."""
+    """Validate a row of a description: name, type and shape of an array."""
     match row:
         case [str(name), str(kind), list(shape)] if _is_shape(shape):
             if kind not in _TYPES:
@@ -175,12 +175,11 @@ def _row(row: Any) -> tuple[str, np.dtype, tuple[int, ...]]:
 
 
 def _is_shape(shape: list[Any]) -> bool:
-    """Return whether a list can be a shape; limits keep the number of elements small enough."""
+    """Check whether a list can be a shape; limits keep the number of elements small enough."""
     return len(shape) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in shape)
 
 
 def _array(block: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the array of these bytes."""
     flat = np.frombuffer(block, dtype.newbyteorder("<")).astype(dtype, copy=False)
     try:
         return flat.reshape(shape)
@@ -193,7 +192,7 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of an array of this shape: exact, whatever its size."""
+    """Return the exact number of elements of an array of this shape, of any size."""
     count = 1
     for length in shape:
         count *= length

@@ -1,4 +1,4 @@
-"""What holds against hostile or broken clients: aggregators, and the detection of anomalies."""
+"""Robustness against hostile or broken clients: aggregators and anomaly detection."""
 
 from simfbo.robust import aggregation, anomalies
 

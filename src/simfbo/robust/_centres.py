@@ -23,7 +23,7 @@ def moved_centre(
     leaves: list[Float[Array, "clients ..."]],
     weights: Float[Array, " clients"],
 ) -> list[Float[Array, "..."]]:
-    """Return sum_i w_i times the centre c after steps c <- c + sum_i b_i (z_i - c).
+    """Return sum_i w_i times the centre c after the iteration c <- c + sum_i b_i (z_i - c).
 
     Args:
         step: (distances of the messages, their median at the start, unit of both) -> b_i.
@@ -34,22 +34,22 @@ def moved_centre(
     wide = [leaf.astype(weights.dtype) for leaf in leaves]
     start = [by_blocks(middle, leaf, weights) for leaf in wide]
     unit = or_one(_median_of(_largest(wide, start), weights))
-    usual = _median_of(_distances(wide, start, unit), weights)
+    median_distance = _median_of(_distances(wide, start, unit), weights)
 
     def move(_: Scalar, centre: list[jax.Array]) -> list[jax.Array]:
-        pull = step(_distances(wide, centre, unit), usual, unit)
+        pull = step(_distances(wide, centre, unit), median_distance, unit)
         pulled, rest = weighted_sum(wide, pull), 1 - jnp.sum(pull)
         return [sums + rest * c for sums, c in zip(pulled, centre, strict=True)]
 
-    found = jax.lax.fori_loop(0, iterations, move, start)
-    total, pairs = jnp.sum(weights), zip(found, leaves, strict=True)
+    centre = jax.lax.fori_loop(0, iterations, move, start)
+    total, pairs = jnp.sum(weights), zip(centre, leaves, strict=True)
     return [(total * c).astype(leaf.dtype) for c, leaf in pairs]
 
 
 def _distances(
     leaves: list[Float[Array, "clients ..."]], centre: list[Float[Array, "..."]], unit: Scalar
 ) -> Float[Array, " clients"]:
-    """Return ||z_i - c|| over all leaves, in a unit in which squares of usual ones are normal."""
+    """Return ||z_i - c|| over all leaves, divided by a unit that keeps squares from overflowing."""
     pairs = zip(leaves, centre, strict=True)
     return jnp.sqrt(sum(jnp.sum(jnp.square(flat(z - c) / unit), 1) for z, c in pairs))
 
@@ -57,7 +57,7 @@ def _distances(
 def _largest(
     leaves: list[Float[Array, "clients ..."]], centre: list[Float[Array, "..."]]
 ) -> Float[Array, " clients"]:
-    """Return the largest coordinate of every |z_i - c|, over all leaves."""
+    """Return the largest coordinate of each |z_i - c|, over all leaves."""
     pairs = zip(leaves, centre, strict=True)
     gaps = [jnp.max(jnp.abs(flat(z - c)), 1, initial=0) for z, c in pairs]
     return jnp.max(jnp.stack(gaps), 0)
@@ -70,11 +70,11 @@ def _median_of(
 
 
 def shrink(distances: Float[Array, " clients"], limit: Scalar) -> Float[Array, " clients"]:
-    """Return min(1, limit / distance), also where both are zero."""
+    """Return min(1, limit / distance), defined as 1 where both are zero."""
     far = distances > limit
     return jnp.where(far, limit / jnp.where(far, distances, 1), 1)
 
 
 def or_one(value: Float[Array, ""]) -> Float[Array, ""]:
-    """Return what may be divided by."""
+    """Replace zero by one, for divisions."""
     return jnp.where(value > 0, value, 1)

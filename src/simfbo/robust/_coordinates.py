@@ -20,7 +20,7 @@ _BLOCK = 512
 
 
 def flat(leaf: Float[Array, "clients ..."]) -> Float[Array, "clients size"]:
-    """Return a message per row."""
+    """Flatten each client's message to a row."""
     return leaf.reshape(len(leaf), -1)
 
 
@@ -33,7 +33,7 @@ def weighted_sum(
 
 
 def by_coordinate(rule: Rule) -> Combine:
-    """Return the combination of every coordinate by a rule."""
+    """Apply a rule to every coordinate."""
 
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
@@ -45,14 +45,14 @@ def by_coordinate(rule: Rule) -> Combine:
 def by_blocks(
     rule: Rule, leaf: Float[Array, "clients ..."], weights: Float[Array, " clients"]
 ) -> Float[Array, "..."]:
-    """Return rule(stack, weights) on all coordinates, a block that fits the cache at a time."""
+    """Apply rule(stack, weights) to all coordinates, in blocks that fit the cache."""
     rows, weights = flat(leaf), weights.astype(leaf.dtype)
     count, size = rows.shape
     width = max(1, min(_BLOCK, size))
     padded = jnp.pad(rows, ((0, 0), (0, -size % width)))
     blocks = padded.reshape(count, padded.shape[1] // width, width).swapaxes(0, 1)
-    found = jax.lax.map(lambda block: rule(block, weights), blocks)
-    return found.reshape(-1)[:size].reshape(leaf.shape[1:])
+    combined = jax.lax.map(lambda block: rule(block, weights), blocks)
+    return combined.reshape(-1)[:size].reshape(leaf.shape[1:])
 
 
 def median(
@@ -67,38 +67,39 @@ def middle(
 ) -> Float[Array, " width"]:
     """Return the weighted median: the middle of the values that split the weight in halves.
 
-    Counted, not sorted: up to a hundred clients XLA's sort on a CPU takes 4 to 20 times as long.
+    Computed by counting, which takes a quarter to a twentieth of the time of XLA's sort on a CPU
+    for up to a hundred clients.
     """
     half = jnp.sum(weights) / 2
-    slack = 2e-5 * half  # halves are found up to rounding
+    slack = 2e-5 * half  # for rounding errors of the sums
 
-    def look(k: Scalar, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def compare(k: Scalar, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         z, (low, high) = block[k], pair
         reached = jnp.sum(jnp.where(block <= z, weights[:, None], 0), 0)
         lower = jnp.where(reached >= half - slack, jnp.minimum(low, z), low)
         return lower, jnp.where(reached > half + slack, jnp.minimum(high, z), high)
 
-    nothing = jnp.full(block.shape[1:], jnp.inf, block.dtype)
-    low, high = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
+    unset = jnp.full(block.shape[1:], jnp.inf, block.dtype)
+    low, high = jax.lax.fori_loop(0, len(block), compare, (unset, unset))
     return (low + high) / 2
 
 
 def trimmed(
     share: float, block: Float[Array, "clients width"], weights: Float[Array, " clients"]
 ) -> Float[Array, " width"]:
-    """Return the weighted mean of what is left after the same number goes at either end."""
-    places, here = jnp.arange(len(block))[:, None], weights[:, None] > 0
+    """Return the weighted mean without the same number of smallest and largest values."""
+    positions, present = jnp.arange(len(block))[:, None], weights[:, None] > 0
     # 0.29 * 100 is 28.999999999999996
     cuts = np.array([int(share * count + 1e-9) for count in range(len(block) + 1)])
-    count = jnp.sum(here)
+    count = jnp.sum(present)
     cut = jnp.asarray(cuts, count.dtype)[count]
 
-    def look(k: Scalar, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def add(k: Scalar, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         z = block[k]
-        rank = jnp.sum(here & ((block < z) | ((block == z) & (places < k))), 0)
-        kept = jnp.where((rank >= cut) & (rank < count - cut), weights[k], 0)
-        return sums[0] + kept * z, sums[1] + kept
+        rank = jnp.sum(present & ((block < z) | ((block == z) & (positions < k))), 0)
+        included = jnp.where((rank >= cut) & (rank < count - cut), weights[k], 0)
+        return sums[0] + included * z, sums[1] + included
 
-    nothing = jnp.zeros(block.shape[1:], block.dtype)
-    total, kept = jax.lax.fori_loop(0, len(block), look, (nothing, nothing))
-    return jnp.sum(weights) * total / kept
+    zero = jnp.zeros(block.shape[1:], block.dtype)
+    total, weight = jax.lax.fori_loop(0, len(block), add, (zero, zero))
+    return jnp.sum(weights) * total / weight

@@ -34,9 +34,9 @@ class Aggregator(NamedTuple):
     """A way to combine messages.
 
     Attributes:
-        name: as people call it.
+        name: shown in reports.
         combine: (leaves of one channel, stacked client by client; weights) -> the combined leaves.
-            A client of weight zero counts as absent. None stands for the weighted sum, which needs
+            A client of weight zero counts as absent. None: the weighted sum, which needs
             no stack.
     """
 
@@ -100,8 +100,8 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregator
 
         c <- sum_i b_i z_i / sum_i b_i,     b_i = w_i / max(s, ||z_i - c||)
 
-    The paper starts from the mean, from where a few steps do not lead back if messages are huge;
-    here c starts from the coordinate-wise median.
+    The paper starts from the mean; a few steps do not return from there if some messages are huge,
+    so c starts from the coordinate-wise median here.
 
     Args:
         iterations: the number of steps.
@@ -113,8 +113,8 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregator
 
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        def step(distances: jax.Array, usual: jax.Array, unit: jax.Array) -> jax.Array:
-            pull = weights * shrink(distances, smoothing * usual)
+        def step(distances: jax.Array, median_distance: jax.Array, unit: jax.Array) -> jax.Array:
+            pull = weights * shrink(distances, smoothing * median_distance)
             return pull / or_one(jnp.sum(pull))
 
         return moved_centre(step, iterations, leaves, weights)
@@ -129,7 +129,7 @@ def centred_clipping(radius: float | None = None, iterations: int = 8) -> Aggreg
 
         c <- c + sum_i w_i min(1, r / ||z_i - c||) (z_i - c) / sum_i w_i
 
-    The paper starts from the last round's result. An aggregator remembers nothing, so c starts from
+    The paper starts from the last round's result. Aggregators are stateless here, so c starts from
     the coordinate-wise median.
 
     Args:
@@ -142,8 +142,8 @@ def centred_clipping(radius: float | None = None, iterations: int = 8) -> Aggreg
 
     @jax.jit
     def combine(leaves: list[jax.Array], weights: jax.Array) -> list[jax.Array]:
-        def step(distances: jax.Array, usual: jax.Array, unit: jax.Array) -> jax.Array:
-            limit = usual if radius is None else radius / unit
+        def step(distances: jax.Array, median_distance: jax.Array, unit: jax.Array) -> jax.Array:
+            limit = median_distance if radius is None else radius / unit
             return weights * shrink(distances, limit) / or_one(jnp.sum(weights))
 
         return moved_centre(step, iterations, leaves, weights)
@@ -152,7 +152,7 @@ def centred_clipping(radius: float | None = None, iterations: int = 8) -> Aggreg
 
 
 def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
-    """Return whether messages like this must be kept client by client."""
+    """Check whether messages of this structure must be kept client by client."""
     channels = set(map(channel, _paths(message)))
     return any(_rule(aggregators, name) is not None for name in channels)
 
@@ -160,22 +160,22 @@ def needs_stack(aggregators: Point[Aggregator | None], message: PyTree) -> bool:
 def combine(aggregators: Point[Aggregator | None], stacked: PyTree, weights: Any) -> PyTree:
     """Combine stacked messages, each channel by its own aggregator; weight zero means absent.
 
-    Channels without an aggregator, and leaves outside the three channels, are summed by weight.
+    Channels without an aggregator, and leaves outside the channels, are summed by weight.
     """
     leaves, structure = jax.tree.flatten(stacked)
     w = jnp.asarray(weights, jnp.result_type(float))
     result, channels = list(leaves), list(map(channel, _paths(stacked)))
     for name in (*CHANNELS, None):
-        own = [j for j, of in enumerate(channels) if of == name]
+        positions = [j for j, channel_name in enumerate(channels) if channel_name == name]
         rule = _rule(aggregators, name) or weighted_sum
-        if own:
-            for j, leaf in zip(own, rule([leaves[j] for j in own], w), strict=True):
+        if positions:
+            for j, leaf in zip(positions, rule([leaves[j] for j in positions], w), strict=True):
                 result[j] = leaf
     return jax.tree.unflatten(structure, result)
 
 
 def _rule(aggregators: Point[Aggregator | None], name: str | None) -> Combine | None:
-    """Return how a channel is combined; None for the weighted sum."""
+    """Return the aggregation rule of a channel; None for the weighted sum."""
     chosen = None if name is None else getattr(aggregators, name)
     return None if chosen is None else chosen.combine
 

@@ -1,7 +1,7 @@
 """Comparisons: several methods, several seeds each, on one task.
 
-Runs of one seed share data, partition and initial point, whatever the method: all three are drawn
-from the task's settings and the seed alone.
+Runs of one seed share data, partition and initial point for all methods: they depend on the task's
+settings and the seed only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from simfbo.tasks import Task
 
 MOST_SEEDS = 10_000
-_COUNTED = 50  # iterations over which a cost is counted where it is drawn
-_COMMON = ("task", "seed", "engine", "track")  # what a method may not set for itself
+_COUNTED = 50  # iterations over which a random cost is averaged
+_COMMON = ("task", "seed", "engine", "track")  # common to all methods
 
 
 class Cost(NamedTuple):
-    """What an iteration sends, over all clients.
+    """The communication of an iteration, over all clients.
 
     Attributes:
         exchanges: communication rounds.
-        bytes: both ways; those of entropy codes are of normally distributed messages.
+        bytes: both ways; with entropy coding, of normally distributed messages.
     """
 
     exchanges: float
@@ -37,82 +37,77 @@ class Cost(NamedTuple):
 
 
 def plan(tree: Json, overrides: Json, names: Sequence[str] | None = None) -> dict[str, RunConfig]:
-    """Return the settings of each method of a comparison, by name.
+    """Build the configuration of each method of a comparison, by name.
 
     Args:
-        tree: the TOML file as dictionaries: settings of all, and a table `methods.NAME` for each
-            method with those of its own.
+        tree: the TOML file as dictionaries: common settings, and a table `methods.NAME` with the
+            settings of each method.
         overrides: values by dotted key that override both.
-        names: which methods; all of the file by default. Without a file, names of algorithms.
+        names: the methods; all of the file by default. Without a file, names of algorithms.
 
     Returns:
-        A configuration per method, alike in task and seed.
+        A configuration per method, with equal task and seed.
     """
     shared = copied(tree)
     methods = shared.pop("methods", None)
     if methods is None:
-        # package.module:name names a folder too, so without the colon.
-        methods = {
-            name.replace(":", "-"): {"algorithm": {"name": name}} for name in _registered(names)
-        }
+        if names:
+            algorithms = [METHODS.known(name) for name in names]
+        else:
+            algorithms = [method.name for method in METHODS.usable() if not method.private]
+        # Names become folders, which must not contain a colon.
+        methods = {name.replace(":", "-"): {"algorithm": {"name": name}} for name in algorithms}
         names = list(methods)
     if not isinstance(methods, dict) or not methods:
         raise UserError("'methods' must hold a table per method, for example [methods.fednest].")
     unknown = [name for name in names or () if name not in methods]
     if unknown:
-        known = plain(", ".join(methods), 150)
-        raise UserError(f"Unknown method '{plain(unknown[0])}'. The file has {known}.")
-    found = {
+        available = plain(", ".join(methods), 150)
+        raise UserError(f"Unknown method '{plain(unknown[0])}'. The file has {available}.")
+    configs = {
         name: _method(name, shared, methods[name], overrides)
         for name in folder_names(names or methods)
     }
-    first, *others = found
+    first, *others = configs
     for name in others:
-        if found[name].task != found[first].task:
+        if configs[name].task != configs[first].task:
             raise UserError(
                 f"'{first}' and '{name}' differ in the task: methods are compared on the same one."
             )
-    return found
+    return configs
 
 
 def caveat(methods: Mapping[str, RunConfig]) -> str:
-    """Name the methods that were written from their papers' abstracts; empty if there are none."""
-    read = [
+    """Name the methods that were written from abstracts of papers; empty if there are none."""
+    from_abstracts = [
         name
         for name, config in methods.items()
         if METHODS.find(config.algorithm.name).from_abstract or config.steps == "tuning-free"
     ]
-    return f"{', '.join(read)}: our reading of the abstract." if read else ""
+    return f"{', '.join(from_abstracts)}: our reading of the abstract." if from_abstracts else ""
 
 
-def _registered(names: Sequence[str] | None) -> list[str]:
-    """Return names as methods are registered with; all that need no personal lower level."""
-    if names:
-        return [METHODS.known(name) for name in names]
-    return [method.name for method in METHODS.usable() if not method.private]
-
-
-def checked_seeds(found: Any) -> list[int]:
-    """Return the seeds of a comparison, after a check that they are seeds.
+def checked_seeds(value: Any) -> list[int]:
+    """Return the seeds of a comparison; raise if they are invalid.
 
     Example:
         >>> checked_seeds(3), checked_seeds([0, 5, 7])
         ([0, 1, 2], [0, 5, 7])
     """
-    if type(found) is int and 0 < found <= MOST_SEEDS:
-        return list(range(found))
-    seeds: list[Any] = found if isinstance(found, list) else []
-    whole = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
-    if not seeds or not whole or len(set(seeds)) < len(seeds):
+    if type(value) is int and 0 < value <= MOST_SEEDS:
+        return list(range(value))
+    seeds: list[Any] = value if isinstance(value, list) else []
+    valid = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not seeds or not valid or len(set(seeds)) < len(seeds):
         raise UserError(
             "'seeds' must be how many there are, such as 3 for 0, 1 and 2, or a list of different "
-            f"whole numbers from 0 to 4294967295; got {brief(found)}."
+            f"whole numbers from 0 to 4294967295; got {brief(value)}."
         )
     return seeds
 
 
 def _method(name: str, shared: Json, own: Any, overrides: Json) -> RunConfig:
-    """Return the settings of one method."""
+    """Build the configuration of one method."""
     field = dotted(["methods", name])
     if not isinstance(own, dict):
         raise UserError(f"'{field}' must be a table of settings, got {brief(own)}.")
@@ -128,7 +123,7 @@ def _method(name: str, shared: Json, own: Any, overrides: Json) -> RunConfig:
 
 
 def without_rounds(tree: Json, overrides: Json, names: Iterable[str]) -> list[str]:
-    """Return the methods of a plan that have no number of iterations of their own."""
+    """Return the methods of a plan without a number of iterations of their own."""
     tables = tree.get("methods", {})
     shared = not {"rounds", "preset"}.isdisjoint(overrides)
     return [
@@ -137,7 +132,7 @@ def without_rounds(tree: Json, overrides: Json, names: Iterable[str]) -> list[st
 
 
 def iteration_cost(config: RunConfig, task: "Task") -> Cost:
-    """Count what an iteration of a method sends, over 50 where some send more than others."""
+    """Count the communication of an iteration, averaged over 50 if it is random."""
     from simfbo.config.build import build_algorithm, build_federation
     from simfbo.engines.debug import cost
 
@@ -149,27 +144,26 @@ def iteration_cost(config: RunConfig, task: "Task") -> Cost:
 
 
 def equal(methods: Mapping[str, RunConfig], costs: Mapping[str, float]) -> dict[str, RunConfig]:
-    """Return methods with as many iterations as cost the same.
+    """Set the numbers of iterations such that all methods have the same cost.
 
     Args:
         methods: the plan; all with the same number of iterations.
-        costs: of an iteration of each. Together they may cost what they do of the cheapest method.
+        costs: of an iteration of each method. The cheapest one keeps its iterations.
 
     Returns:
         The plan with new numbers of iterations, and evaluations at the same costs.
     """
-    least = min(costs.values())
-    return {name: _shortened(config, least / costs[name]) for name, config in methods.items()}
-
-
-def _shortened(config: RunConfig, share: float) -> RunConfig:
-    """Return the settings with a share of the iterations, and of those between evaluations."""
-    every = config.every and max(1, round(share * config.every))
-    return config.model_copy(update={"rounds": max(1, int(share * config.rounds)), "every": every})
+    scaled = {}
+    for name, config in methods.items():
+        share = min(costs.values()) / costs[name]
+        every = config.every and max(1, round(share * config.every))
+        update = {"rounds": max(1, int(share * config.rounds)), "every": every}
+        scaled[name] = config.model_copy(update=update)
+    return scaled
 
 
 def jobs(methods: Mapping[str, RunConfig], seeds: Sequence[int], directory: Path) -> list[Job]:
-    """Return the runs of a comparison, all methods of a seed together."""
+    """Return the runs of a comparison, grouped by seed."""
     return [
         Job(config.model_copy(update={"seed": seed}), directory / f"{name}-seed{seed}")
         for seed in checked_seeds(list(seeds))

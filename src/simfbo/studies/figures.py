@@ -28,13 +28,13 @@ AXES = {
 
 
 class Look(NamedTuple):
-    """How a method is drawn.
+    """The style of a method's line.
 
     Attributes:
         colour: of its line.
         style: of its line.
-        mark: a value of the metric that is drawn across, in the method's own colour.
-        main: whether the figure is about it; the others are grey, and thinner.
+        mark: a value of the metric at which a horizontal line in the same colour is drawn.
+        main: drawn in colour; the other lines are grey, and thinner.
     """
 
     colour: str
@@ -50,7 +50,7 @@ def looks_of(algorithms: Mapping[str, str]) -> dict[str, Look]:
     """Return a look for each line: a colour per algorithm, a style per line of that colour.
 
     Args:
-        algorithms: the name of the algorithm behind each line.
+        algorithms: the name of the algorithm of each line.
     """
     colours = {line: colour_of(name) for line, name in algorithms.items()}
     styles = {colour: itertools.cycle(_STYLES) for colour in colours.values()}
@@ -58,7 +58,7 @@ def looks_of(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 
 def looks_of_lines(lines: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each line: a colour each and, where these are used up, another style."""
+    """Return a look for each line: a colour each, then other line styles."""
     pairs = itertools.product(_STYLES, COLOURS)
     return {line: Look(colour, style) for line, (style, colour) in zip(lines, pairs, strict=False)}
 
@@ -79,21 +79,24 @@ def draw(
     logarithmic axis only the upper half of those that reach below zero.
 
     Args:
-        groups: the runs of each method, by the name that stands at the line's end.
-        metric: what to draw.
+        groups: the runs of each method, by the label at the line's end.
+        metric: the vertical axis.
         along: the horizontal axes, of `tables.COSTS`.
-        looks: how each method is drawn; a colour each by default.
+        looks: the style of each method; a colour each by default.
         limits: of the vertical axis.
-        finding: the title; by default where methods end.
-        about: what is drawn, added to the metric and the number of seeds.
+        finding: the title; by default the final values.
+        about: added to the subtitle, after the metric and the number of seeds.
     """
     if not all(history.records for histories in groups.values() for history in histories):
         raise UserError("There is nothing to draw: a run has no evaluation yet.")
     looks = looks or looks_of_lines(list(groups))
     figure, (axes,) = style.new(
-        finding or ends(groups, metric), _about(groups, metric, about),
-        size=(9.8, max(3.1, 0.5 + 0.17 * len(groups))), columns=len(along), sharey=True,
-    )  # fmt: skip
+        finding or ends(groups, metric),
+        _about(groups, metric, about),
+        size=(9.8, max(3.1, 0.5 + 0.17 * len(groups))),
+        columns=len(along),
+        sharey=True,
+    )
     _limit(axes[0], [h.column(metric) for histories in groups.values() for h in histories], limits)
     for ax, name in zip(axes, along, strict=True):
         _draw_panel(ax, groups, metric, name, looks)
@@ -107,22 +110,24 @@ def draw(
 
 
 def ends(groups: Groups, metric: str) -> str:
-    """Return where methods end, the best first; of more than three only the best and the worst."""
+    """State the final values of the methods, best first; of more than three, best and worst."""
     words = report.sentence(metric.replace("_", " "))
-    found = {name: mean(h.column(metric)[-1] for h in hs) for name, hs in groups.items()}
-    if any(map(lost, groups.values())) or not np.isfinite(list(found.values())).all():
-        return f"{words} of {len(found)} methods"
+    final = {name: mean(h.column(metric)[-1] for h in hs) for name, hs in groups.items()}
+    if any(map(lost, groups.values())) or not np.isfinite(list(final.values())).all():
+        return f"{words} of {len(final)} methods"
     runs = [history for histories in groups.values() for history in histories]
     sign = -1 if goal(runs, metric) == "max" else 1
-    order = sorted(found, key=lambda name: sign * found[name])
+    order = sorted(final, key=lambda name: sign * final[name])
     shown = order if len(order) <= 3 else [order[0], order[-1]]
-    said = ["best ", "worst "] if len(order) > 3 else [""] * 3
-    parts = [f"{how}{name} {found[name]:.4g}" for how, name in zip(said, shown, strict=False)]
+    prefixes = ["best ", "worst "] if len(order) > 3 else [""] * 3
+    parts = [
+        f"{prefix}{name} {final[name]:.4g}" for prefix, name in zip(prefixes, shown, strict=False)
+    ]
     return f"{words} at the end: {', '.join(parts)}"
 
 
 def _about(groups: Groups, metric: str, more: str) -> str:
-    """Return what is drawn: the metric, how many seeds, and what else there is to say."""
+    """Return the subtitle: the metric, the number of seeds, and a remark."""
     seeds = max(map(len, groups.values()))
     of = f"mean of {seeds} seeds with its 95 % interval" if seeds > 1 else "one seed"
     if seeds > 1 and report.spans_decades([h.column(metric) for hs in groups.values() for h in hs]):
@@ -140,32 +145,32 @@ def _draw_panel(
         if (mark := looks[method].mark) is not None:
             ax.axhline(mark, color=looks[method].colour, ls=(0, (1, 4)), lw=1.2)
     ax.set_xscale("log")
-    ax.set_xlim(left=_first(groups, COSTS[cost]))
+    after_start = [
+        COSTS[cost](record)
+        for histories in groups.values()
+        for history in histories
+        for record in history.records[1:]
+    ]
+    ax.set_xlim(left=max(min(after_start, default=1.0), 1e-3))
     style.numbers(ax.xaxis)
 
 
 def _labels(groups: Groups, metric: str, cost: str, looks: Mapping[str, Look]) -> list[style.Label]:
-    """Return the methods' names, each with its line in the last panel."""
-    found = []
+    """Return the labels at the ends of the lines in the last panel."""
+    labels = []
     for name, histories in groups.items():
-        grid, middle, _ = _later(histories, COSTS[cost], metric)
+        grid, line, _ = _later(histories, COSTS[cost], metric)
         main = looks[name].main
-        found.append(
-            style.Label(name, grid, middle, looks[name].colour if main else GREY, bold=main)
+        labels.append(
+            style.Label(name, grid, line, looks[name].colour if main else GREY, bold=main)
         )
-    return found
-
-
-def _first(groups: Groups, along: Any) -> float:
-    """Return where a logarithmic axis begins: at the earliest evaluation after the start."""
-    later = [along(r) for hs in groups.values() for h in hs for r in h.records[1:]]
-    return max(min(later, default=1.0), 1e-3)
+    return labels
 
 
 def _limit(
     ax: Axes, columns: Sequence[Sequence[float]], limits: tuple[float, float] | None
 ) -> None:
-    """Let the vertical axis show the runs: a band of few seeds may reach far beyond them."""
+    """Limit the vertical axis to the runs: a confidence band of few seeds may reach far beyond."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     values = values[np.isfinite(values)]
     if report.spans_decades(columns) and not limits:
@@ -179,38 +184,38 @@ def _limit(
 def _band(
     ax: Axes, histories: Sequence[History], along: Any, metric: str, look: Look, name: str
 ) -> None:
-    """Draw mean and confidence band of some runs; of those in the background only the mean."""
-    grid, middle, half = _later(histories, along, metric)
+    """Draw mean and confidence band of some runs; grey lines have no band."""
+    grid, line, half = _later(histories, along, metric)
     if not look.main:
-        ax.plot(grid, middle, color=GREY, ls=look.style, lw=1, label=name, zorder=1.9)
+        ax.plot(grid, line, color=GREY, ls=look.style, lw=1, label=name, zorder=1.9)
         return
-    ax.plot(grid, middle, color=look.colour, ls=look.style, lw=1.8, label=name)
-    low = middle - half
-    if ax.get_yscale() == "log":  # which cannot show what is below zero
-        low = np.where(low > 0, low, middle)
-    ax.fill_between(grid, low, middle + half, color=look.colour, alpha=0.13, lw=0)
+    ax.plot(grid, line, color=look.colour, ls=look.style, lw=1.8, label=name)
+    low = line - half
+    if ax.get_yscale() == "log":  # which has no values below zero
+        low = np.where(low > 0, low, line)
+    ax.fill_between(grid, low, line + half, color=look.colour, alpha=0.13, lw=0)
 
 
 def _later(
     histories: Sequence[History], along: Any, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the band of some runs after the start, which a logarithmic axis cannot show."""
-    places = [[along(record) for record in history.records] for history in histories]
+    """Return the band of some runs without the start, which a logarithmic axis cannot show."""
+    costs = [[along(record) for record in history.records] for history in histories]
     values = [[record[metric] for record in history.records] for history in histories]
-    grid, middle, half = band(places, values)
-    return grid[grid > 0], middle[grid > 0], half[grid > 0]
+    grid, line, half = band(costs, values)
+    return grid[grid > 0], line[grid > 0], half[grid > 0]
 
 
 def band(
     places: Sequence[Sequence[float]], values: Sequence[Sequence[float]], level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return where a mean over runs stands, the mean, and its confidence interval's half-width.
+    """Return positions, mean and half-width of the confidence interval over runs.
 
-    Runs are compared evaluation by evaluation, which they make after the same iterations, as far as
-    the shortest goes; where each stands is averaged too. A single run has no interval.
+    Runs are compared evaluation by evaluation, up to the length of the shortest; positions are
+    averaged too. A single run has no interval.
     """
     length = min(map(len, values))
-    along = np.mean([place[:length] for place in places], axis=0)
+    along = np.mean([cost[:length] for cost in places], axis=0)
     lines = np.array([value[:length] for value in values], float)
     lines[~np.isfinite(lines)] = np.nan  # a diverged run leaves a gap
     n = len(lines)

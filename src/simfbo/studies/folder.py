@@ -1,4 +1,4 @@
-"""What a study was asked to do, kept in its folder so that it can be resumed."""
+"""The settings of a study, saved in its folder so that it can be resumed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ def save_comparison(
 ) -> None:
     """Record a comparison in its folder."""
     plans = {name: config.model_dump(mode="json") for name, config in methods.items()}
-    wanted = {"methods": plans, "seeds": list(seeds), "targets": list(targets), "metric": metric}
-    save(directory, "compare", wanted)
+    settings = {"methods": plans, "seeds": list(seeds), "targets": list(targets), "metric": metric}
+    save(directory, "compare", settings)
 
 
 def save_search(
@@ -65,8 +65,8 @@ def save_search(
     metric: str | None,
     budget_bytes: int | None = None,
 ) -> None:
-    """Record a search for step sizes in its folder; raise if another one is there."""
-    own = {
+    """Record a search for step sizes in its folder; raise if it holds another one."""
+    settings = {
         "config": config.model_dump(mode="json"),
         "space": None if space is None else dict(space),
         "budget": budget,
@@ -74,26 +74,26 @@ def save_search(
         "trials": trials,
     }
     if (directory / STUDY).exists():
-        begun = load(directory, "tune")
-        if any(begun[key] != value for key, value in json.loads(json.dumps(own)).items()):
+        recorded = load(directory, "tune")
+        if any(recorded[key] != value for key, value in json.loads(json.dumps(settings)).items()):
             raise UserError(
                 f"{directory} holds a search with other settings: choose another folder."
             )
-    save(directory, "tune", {**own, "metric": metric})
+    save(directory, "tune", {**settings, "metric": metric})
 
 
-def save(directory: Path, study: str, wanted: Json) -> None:
-    """Record in a folder what a study was asked to do; from here on files are written there."""
+def save(directory: Path, study: str, settings: Json) -> None:
+    """Record the settings of a study in its folder, creating it."""
     make_folder(directory)
     require_no_way_out(directory)
-    write_atomic(directory / STUDY, json.dumps({"study": study, **wanted}, indent=1))
+    write_atomic(directory / STUDY, json.dumps({"study": study, **settings}, indent=1))
 
 
 def load(directory: Path, study: str) -> Json:
-    """Return what a study was asked to do, which may have been written by anybody."""
+    """Read the settings of a study; the file is not trusted."""
     try:
-        found = json.loads((directory / STUDY).read_text(encoding="utf-8"))
-        return _FORMS[study].model_validate(found).model_dump()
+        settings = json.loads((directory / STUDY).read_text(encoding="utf-8"))
+        return _FORMS[study].model_validate(settings).model_dump()
     except (OSError, ValueError, RecursionError):
         raise UserError(
             f"{directory} was not written by `simfbo {study}`: give another folder."

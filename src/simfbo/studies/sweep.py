@@ -1,6 +1,6 @@
-"""Many runs side by side, each in a worker process; a run that has ended is not repeated.
+"""Many runs in parallel worker processes; completed runs are not repeated.
 
-Light on purpose: JAX is imported in the workers only.
+Only the workers import JAX.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from simfbo.tasks import Task
 
 OnProgress = Callable[[int, int], None]
-_LEAVE = 10.0  # seconds that a worker may take to end by itself
-_TERMINATED = 143  # the exit code of a worker that saved first
+_LEAVE = 10.0  # seconds that a worker has to exit
+_TERMINATED = 143  # the exit code of a worker that was terminated and has saved
 _RESUME = "Rerun with --resume to continue from the last checkpoints."
-ENDED = ("finished", "diverged")  # such a run is not resumed
+ENDED = ("finished", "diverged")  # statuses of runs that are not resumed
 _SPAWN = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
 
 
 class Job(NamedTuple):
-    """One run: its settings, the folder of its history, and how it is tracked."""
+    """One run: its settings, its folder, and its tracking."""
 
     config: RunConfig
     directory: Path
@@ -50,15 +50,15 @@ def sweep(
 ) -> list[History]:
     """Run the jobs that have not ended yet, and return the histories of all.
 
-    Called again after an interruption it resumes: runs that had finished or diverged are kept,
-    others continue from their last checkpoints.
+    A repeated call resumes an interrupted sweep: completed and diverged runs are kept, others
+    continue from their last checkpoints.
 
     Args:
         jobs: the runs, each with a folder of its own.
-        workers: processes side by side; a run keeps about two cores busy.
+        workers: parallel processes; a run keeps about two cores busy.
         data_dir: folder of the data sets.
-        on_progress: called with the iterations done and the iterations in all.
-        tracking: the trackers of the study that the jobs belong to.
+        on_progress: called with the completed and the total number of iterations.
+        tracking: the trackers of the study.
 
     Returns:
         A history per job, in the same order.
@@ -72,13 +72,13 @@ def sweep(
 
 
 def refuse_other_settings(jobs: Sequence[Job]) -> None:
-    """Raise if a run with other settings is in the folder of a job."""
+    """Raise if a job's folder holds a run with other settings."""
     for job in jobs:
         _ended(job)
 
 
 def _ended(job: Job) -> History | None:
-    """Return the history of a job that has ended; None where it must (still) be run."""
+    """Return the history of a job that has ended; None if it has not."""
     history = _load(job)
     if history is None:
         return None
@@ -90,7 +90,7 @@ def _ended(job: Job) -> History | None:
 
 
 def _load(job: Job) -> History | None:
-    """Return what there is of a job's history; None before its first line is whole."""
+    """Read a job's history; None before its first line is complete."""
     try:
         return History.load(job.directory)
     except (UserError, OSError):
@@ -100,7 +100,7 @@ def _load(job: Job) -> History | None:
 def _run_all(
     jobs: Sequence[Job], workers: int, data_dir: Path | None, report: Callable[[], None]
 ) -> None:
-    """Run the jobs in worker processes; none is left behind, however this ends."""
+    """Run the jobs in worker processes, which are all terminated at the end."""
     todo, done = _SPAWN.Queue(), _SPAWN.Queue()
     for job in jobs:
         # As JSON: settings derived from a signature have a class that cannot be pickled.
@@ -113,9 +113,9 @@ def _run_all(
             with held_back():
                 processes.append(_started_worker(todo, done, data_dir))
         for _ in jobs:
-            _await_one(processes, done, report)
+            _await_job(processes, done, report)
         for process in processes:
-            process.join(_LEAVE)  # they have nothing left to do
+            process.join(_LEAVE)
     finally:
         with held_back():
             for process in processes:
@@ -124,7 +124,7 @@ def _run_all(
 
 
 def _started_worker(todo: Any, done: Any, data_dir: Path | None) -> Any:
-    """Start a worker, which never sees Ctrl-C and the like: these are the parent's to answer."""
+    """Start a worker that ignores Ctrl-C and the like, which the parent handles."""
     process = _SPAWN.Process(target=_work, args=(todo, done, data_dir), daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_GROUPS)
     try:
@@ -134,11 +134,11 @@ def _started_worker(todo: Any, done: Any, data_dir: Path | None) -> Any:
     return process
 
 
-def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) -> None:
-    """Wait until another job has ended; raise what went wrong in it."""
+def _await_job(processes: Sequence[Any], done: Any, report: Callable[[], None]) -> None:
+    """Wait until another job has ended; raise its error."""
     while True:
         try:
-            wrong = done.get(timeout=0.5)
+            error = done.get(timeout=0.5)
             break
         except queue.Empty:
             report()
@@ -155,31 +155,31 @@ def _await_one(processes: Sequence[Any], done: Any, report: Callable[[], None]) 
                 "A worker process could not start, see its message above. A script that calls "
                 'this needs `if __name__ == "__main__":` around the call.'
             )
-    if wrong is not None:
-        raise wrong
+    if error is not None:
+        raise error
 
 
 def _work(todo: Any, done: Any, data_dir: Path | None) -> None:
-    """Run jobs until there are no more; the body of a worker process."""
+    """Run jobs until none are left; the body of a worker process."""
     with contextlib.suppress(KeyboardInterrupt):
         install(Interrupts(), *TO_PROCESSES)
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         from simfbo.runs.files import keep_compilations
 
         keep_compilations()
-        for sent in iter(todo.get, None):
-            if not _do(*sent, done=done, data_dir=data_dir):
+        for job in iter(todo.get, None):
+            if not _run_and_report(*job, done=done, data_dir=data_dir):
                 break
         else:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on its way out already
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it exits anyway
             return
     sys.exit(_TERMINATED)
 
 
-def _do(
+def _run_and_report(
     config: Json, directory: Path, nested: Nested | None, *, done: Any, data_dir: Path | None
 ) -> bool:
-    """Run one job and report how it went; return whether there is time for another."""
+    """Run one job and report its outcome; return False if it was interrupted."""
 
     def show(message: object, *rest: object) -> None:
         print(f"simfbo: {directory.name}: {message}", file=sys.stderr, flush=True)
@@ -198,7 +198,7 @@ def _do(
 
 
 def _end_with_the_parent() -> None:
-    """Terminate this worker when its parent process is gone."""
+    """Exit when the parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -215,28 +215,28 @@ def run_job(job: Job, data_dir: Path | None = None) -> History:
         return run_built(built, job.directory, resume=True, track=tracking)
 
 
-_KEPT: "dict[tuple[str, Path | None], Task]" = {}  # the last task built
+_CACHE: "dict[tuple[str, Path | None], Task]" = {}  # the last task built
 
 
 def _task(config: RunConfig, data_dir: Path | None) -> "Task":
-    """Return the task of a configuration; it is kept for the next job."""
+    """Build the task of a configuration; the last one is cached."""
     from simfbo.config.build_task import build_task
 
     key = config.model_dump_json(include={"task", "seed"}), data_dir
-    if key not in _KEPT:
-        _KEPT.clear()
-        _KEPT[key] = build_task(config, data_dir)
-    return _KEPT[key]
+    if key not in _CACHE:
+        _CACHE.clear()
+        _CACHE[key] = build_task(config, data_dir)
+    return _CACHE[key]
 
 
 def _report(jobs: Sequence[Job], on_progress: OnProgress | None) -> None:
-    """Report how many iterations are done, from the histories."""
+    """Report the number of completed iterations, from the histories."""
     if on_progress is not None:
         on_progress(sum(map(_progress, jobs)), sum(job.config.rounds for job in jobs))
 
 
 def _progress(job: Job) -> int:
-    """Return how many iterations of a job are done; all, once it has ended."""
+    """Return the number of completed iterations of a job; all if it has ended."""
     history = _load(job)
     if history is None:
         return 0

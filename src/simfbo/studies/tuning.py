@@ -2,9 +2,9 @@
 
 Trials spread evenly (on a logarithmic scale) over the space of settings begin with few iterations
 each; the best third of them is rerun with three times as many, from the start and with the same
-draws, until at most three are left and the best of those wins (Jamieson and Talwalkar, 2016). Every
-stage may use the same share of the budget. The budget counts communication rounds, so methods that
-need many rounds for an iteration get fewer iterations out of it.
+keys, until at most three are left and the best of those wins (Jamieson and Talwalkar, 2016). Every
+stage has the same share of the budget. The budget counts communication rounds, so methods with many
+rounds per iteration get fewer iterations.
 """
 
 import json
@@ -29,21 +29,21 @@ from simfbo.studies.sweep import Job, sweep
 
 Space = Mapping[str, tuple[float, float]]
 OnProgress = Callable[[int, int, int, int], None]
-# Committed trials were drawn in this order.
+# Committed trials depend on this order.
 _RANGES = {"y": (0.01, 1.0), "v": (0.01, 1.0), "x": (0.005, 0.5)}
 
 
 class Result(NamedTuple):
-    """The outcome of one trial at one stage.
+    """The result of one trial at one stage.
 
     Attributes:
         stage: the stage, from 0.
         trial: the number of the trial.
         settings: the values tried, by dotted key.
-        iterations: how many it was given.
+        iterations: its number of iterations.
         status: finished or diverged.
-        score: the metric at its end; None where it diverged.
-        communication_rounds: what it spent of the budget.
+        score: the final metric; None if it diverged.
+        communication_rounds: its cost.
     """
 
     stage: int
@@ -83,16 +83,16 @@ def tune(
 
     Args:
         config: the run to tune; its own settings are the first trial.
-        directory: where trials, `trials.jsonl` and `best.toml` go.
+        directory: for trials, `trials.jsonl` and `best.toml`.
         budget: communication rounds for all trials together.
-        budget_bytes: bytes for all trials together, both ways, in place of `budget`; those of
-            entropy codes are counted for normally distributed messages.
-        trials: how many to begin with.
+        budget_bytes: bytes for all trials together, both ways, in place of `budget`; sizes of
+            entropy codes are those of normally distributed messages.
+        trials: the initial number of trials.
         space: lowest and highest value by dotted key; by default the method's step sizes.
-        metric: what to judge by; by default the task's `tuned_by`.
-        workers: processes side by side.
+        metric: the criterion; by default the task's `tuned_by`.
+        workers: parallel processes.
         data_dir: folder of the data sets.
-        on_progress: called with stage, stages, and iterations done and in all of all stages.
+        on_progress: called with stage, stages, and completed and total iterations of all stages.
         tracking: the trackers of this search.
 
     Returns:
@@ -103,9 +103,9 @@ def tune(
     task = build_task(config, data_dir)
     metric = task.tuned_by or task.metric if metric is None else metric
     goal = task.goal_of(metric)
-    spent = iteration_cost(config, task)
+    cost = iteration_cost(config, task)
     by_bytes = budget_bytes is not None
-    iterations = budget_bytes / spent.bytes if by_bytes else budget / spent.exchanges
+    iterations = budget_bytes / cost.bytes if by_bytes else budget / cost.exchanges
     stages = plan(iterations, trials)
     settings, results = candidates(config, space, trials), []
     make_folder(directory)
@@ -114,19 +114,20 @@ def tune(
         alive = alive[:size]
         jobs = [_job(config, settings[i], iterations, directory, stage, i) for i in alive]
         histories = sweep(jobs, workers, data_dir, _part(on_progress, stage, stages), tracking)
-        found = [
+        stage_results = [
             _result(stage, i, settings[i], iterations, history, metric)
             for i, history in zip(alive, histories, strict=True)
         ]
-        results += found
-        write_atomic(directory / "trials.jsonl", "".join(map(_line, results)))
-        sound = [result for result in found if result.score is not None]
-        if not sound:
+        results += stage_results
+        lines = [json.dumps(result._asdict()) + "\n" for result in results]
+        write_atomic(directory / "trials.jsonl", "".join(lines))
+        finished = [result for result in stage_results if result.score is not None]
+        if not finished:
             raise UserError(
                 f"All trials of stage {stage + 1} diverged: give smaller ranges, for example "
                 "--range KEY=0.0001..0.01."
             )
-        alive = [result.trial for result in sorted(sound, key=lambda r: _rank(r, goal))]
+        alive = [result.trial for result in sorted(finished, key=lambda r: _rank(r, goal))]
     best = checked(config.model_dump(), settings[alive[0]])
     write_atomic(directory / "best.toml", as_toml(best))
     return Tuned(best, metric, results)
@@ -136,7 +137,7 @@ _FIXED = ("rounds", "every", "seed")
 
 
 def default_space(config: RunConfig) -> dict[str, tuple[float, float]]:
-    """Return the ranges of a method's step sizes."""
+    """Return the default ranges of a method's step sizes."""
     table = steps_table(config.algorithm)
     names = type(getattr(config.algorithm, table)).model_fields
     return {f"algorithm.{table}.{name}": span for name, span in _RANGES.items() if name in names}
@@ -146,7 +147,7 @@ def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
     """Return (trials, iterations each) of every stage.
 
     Args:
-        iterations: how many all trials may take together.
+        iterations: of all trials together.
         trials: of the first stage.
 
     Returns:
@@ -171,23 +172,19 @@ def plan(iterations: float, trials: int) -> list[tuple[int, int]]:
 
 
 def candidates(config: RunConfig, space: Space, trials: int) -> list[dict[str, float]]:
-    """Return the settings of every trial: those of the configuration, then a Halton sequence."""
+    """Return the settings of all trials: the configuration's, then a Halton sequence."""
     for key, (low, high) in space.items():
         if key in _FIXED:
             raise UserError(f"'{key}' cannot be tuned: the stages set it.")
         if not 0 < low < high < math.inf:
             raise UserError(f"The range of '{key}' must satisfy 0 < low < high.")
-    own = {key: lookup(config, key) for key in space}
+    first = {key: lookup(config, key) for key in space}
     sequence = qmc.Halton(len(space), scramble=False)
     sequence.fast_forward(1)  # its first point is the lower corner
     lows, highs = np.log([span for span in space.values()]).T
     points = np.exp(lows + (highs - lows) * sequence.random(max(0, trials - 1)))
-    return [own, *(dict(zip(space, _rounded(point), strict=True)) for point in points)]
-
-
-def _rounded(point: np.ndarray) -> list[float]:
-    """Return values with three digits, which is as much as a step size can mean."""
-    return [float(f"{value:.3g}") for value in point]
+    rounded = [[float(f"{value:.3g}") for value in point] for point in points]
+    return [first, *(dict(zip(space, values, strict=True)) for values in rounded)]
 
 
 def lookup(config: RunConfig, key: str) -> float:
@@ -209,9 +206,9 @@ def _job(
     trial: int,
 ) -> Job:
     """Return the run of one trial; it is evaluated four times, so divergence ends it early."""
-    short = {"rounds": iterations, "every": max(1, iterations // 4)}
-    tried = checked(config.model_dump(), {**settings, **short})
-    return Job(tried, directory / f"stage{stage}" / f"trial{trial:02d}")
+    schedule = {"rounds": iterations, "every": max(1, iterations // 4)}
+    trial_config = checked(config.model_dump(), {**settings, **schedule})
+    return Job(trial_config, directory / f"stage{stage}" / f"trial{trial:02d}")
 
 
 def _result(
@@ -222,7 +219,6 @@ def _result(
     history: History,
     metric: str,
 ) -> Result:
-    """Return the result of one trial."""
     status = (history.end or {}).get("status", "unknown")
     value = history.column(metric)[-1]
     score = value if status == "finished" and math.isfinite(value) else None
@@ -231,7 +227,7 @@ def _result(
 
 
 def _rank(result: Result, goal: str) -> float:
-    """Return a number that is small for good results."""
+    """Return a sort key, smaller for better results."""
     score = math.inf if result.score is None else result.score
     return -score if goal == "max" else score
 
@@ -239,7 +235,7 @@ def _rank(result: Result, goal: str) -> float:
 def _part(
     on_progress: OnProgress | None, stage: int, stages: Sequence[tuple[int, int]]
 ) -> Callable[[int, int], None] | None:
-    """Return the sweep's view of `on_progress`: all stages take about as many iterations."""
+    """Report a stage's progress as progress of the whole search."""
     if on_progress is None:
         return None
     sizes = [trials * iterations for trials, iterations in stages]
@@ -247,7 +243,3 @@ def _part(
     return lambda done, total: on_progress(
         stage, len(stages), before + done, before + total + after
     )
-
-
-def _line(result: Result) -> str:
-    return json.dumps(result._asdict()) + "\n"

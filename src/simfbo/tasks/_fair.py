@@ -45,34 +45,36 @@ class Monitored(NamedTuple):
 def problem(
     shares: tuple[float, ...], classes: int, folds: int, penalty: float, sharpness: float
 ) -> BilevelProblem:
-    """Build the two losses on batches (features, target, group, fold), once for the same settings.
+    """Build the two losses on batches (features, target, group, fold); cached.
 
     Args:
         shares: each group's share of all training rows.
         classes: the number of classes; 0 if the target is a number.
         folds: of the cross-validation.
         penalty: lambda.
-        sharpness: how closely F follows the largest loss.
+        sharpness: of the smoothed maximum; F approaches the largest loss as it grows.
     """
     share = jnp.asarray(shares, jnp.float32)
 
     def train(x: jax.Array, model: Linear, rows: linear.Batch) -> jax.Array:
-        found = linear.losses(model(rows[0]), rows[1], classes)
-        return (jax.nn.softmax(x) / share.astype(x.dtype))[rows[2]] * found
+        row_losses = linear.losses(model(rows[0]), rows[1], classes)
+        return (jax.nn.softmax(x) / share.astype(x.dtype))[rows[2]] * row_losses
 
     fit = linear.cross_validated(train, train, folds, penalty)
 
     def lower(x: jax.Array, y: Monitored, batch: linear.Batch) -> jax.Array:
-        group, found = batch[2], jax.lax.stop_gradient(held_out(y.models, batch, classes))
-        estimate = (0.5 * (y.losses[group] - found) ** 2 / share.astype(found.dtype)[group]).mean()
+        group, row_losses = batch[2], jax.lax.stop_gradient(held_out(y.models, batch, classes))
+        estimate = (
+            0.5 * (y.losses[group] - row_losses) ** 2 / share.astype(row_losses.dtype)[group]
+        ).mean()
         return fit.lower(x, y.models, batch) + estimate
 
     def upper(x: jax.Array, y: Monitored, batch: linear.Batch) -> jax.Array:
-        aim = jax.nn.log_softmax(sharpness * jax.lax.stop_gradient(y.losses))
-        spread = (jnp.exp(aim) * (aim + math.log(len(shares)))).sum()
-        found = held_out(y.models, batch, classes)
-        weights = jnp.exp(aim) / share.astype(aim.dtype)
-        return (weights[batch[2]] * found).mean() - spread / sharpness
+        log_weights = jax.nn.log_softmax(sharpness * jax.lax.stop_gradient(y.losses))
+        divergence = (jnp.exp(log_weights) * (log_weights + math.log(len(shares)))).sum()
+        row_losses = held_out(y.models, batch, classes)
+        weights = jnp.exp(log_weights) / share.astype(log_weights.dtype)
+        return (weights[batch[2]] * row_losses).mean() - divergence / sharpness
 
     return BilevelProblem(upper, lower)
 
@@ -85,7 +87,7 @@ def held_out(models: Linear, batch: linear.Batch, classes: int) -> jax.Array:
 
 
 def outputs(x: jax.Array, y: Monitored, batch: linear.Batch) -> jax.Array:
-    """Return each row's outputs, by a model that was not trained on it."""
+    """Return each row's outputs by the model of its fold."""
     return linear.held_out(y.models, batch[0], batch[3])
 
 
@@ -127,7 +129,7 @@ def assemble(
 
 
 def _powers(shares: np.ndarray, *exponents: float) -> tuple[np.ndarray, ...]:
-    """Return each x that weights a group's rows by share ** -exponent."""
+    """Return the x that weight a group's rows by share ** -exponent, for each exponent."""
     logs = np.log(shares) - np.log(shares).mean()
     return tuple(((1 - exponent) * logs).astype(np.float32) for exponent in exponents)
 
@@ -168,49 +170,72 @@ def fair(
     if (shares == 0).any():
         raise UserError(f"Group {int(np.argmin(shares))} has no training rows: leave it out.")
     setting = assemble(
-        samples.dealt(parts), groups[0], shares, groups[0], folds=folds, penalty=penalty,
-        sharpness=sharpness, batch_size=batch_size, seed=seed,
-    )  # fmt: skip
+        samples.dealt(parts),
+        groups[0],
+        shares,
+        groups[0],
+        folds=folds,
+        penalty=penalty,
+        sharpness=sharpness,
+        batch_size=batch_size,
+        seed=seed,
+    )
     evaluate = _evaluator(samples, setting.data.lower.samples, groups[1], count)
-    choices = {"no weights": (0.0,), "inverse frequency": (1.0,),
-               "inverse frequency, 9 powers tried": tuple(_GRID)}  # fmt: skip
+    choices = {
+        "no weights": (0.0,),
+        "inverse frequency": (1.0,),
+        "inverse frequency, 9 powers tried": tuple(_GRID),
+    }
     losses, data, _, y0 = setting[:4]
     baselines = tuple(
         Baseline(name, losses, data, y0, _powers(shares, *powers), evaluate)
         for name, powers in choices.items()
     )
     return Task(
-        "fair", *setting[:4], evaluate, "worst_group_loss", tuned_by="upper_loss",
-        maximise=frozenset({"worst_group_accuracy", "test_accuracy"}), baselines=baselines,
+        "fair",
+        *setting[:4],
+        evaluate,
+        "worst_group_loss",
+        tuned_by="upper_loss",
+        maximise=frozenset({"worst_group_accuracy", "test_accuracy"}),
+        baselines=baselines,
         own_metrics=linear.own_metrics(setting, samples.classes, losses.upper),
-    )  # fmt: skip
+    )
 
 
 def _evaluator(
     samples: Samples, rows: linear.Batch, test_groups: np.ndarray, count: int
 ) -> Metrics:
-    """Return (state) -> the worst group's loss on test rows and, as upper loss, in the folds."""
-    classes, tested = samples.classes, jnp.asarray(test_groups)
-    inputs, wanted = jnp.asarray(samples.test_features), jnp.asarray(samples.test_target)
+    """Return (state) -> metrics on the test rows, and the worst group's loss in the folds."""
+    classes, test_group_ids = samples.classes, jnp.asarray(test_groups)
+    inputs, test_target = jnp.asarray(samples.test_features), jnp.asarray(samples.test_target)
 
     @jax.jit
     def measure(y: Linear) -> dict[str, jax.Array]:
         outputs = linear.averaged(y)(inputs)
-        found = linear.losses(outputs, wanted, classes)
-        checked = held_out(y, rows, classes)
-        metrics = {"worst_group_loss": group_means(found, tested, count).max(),
-                   "mean_loss": found.mean()}  # fmt: skip
+        row_losses = linear.losses(outputs, test_target, classes)
+        held_out_losses = held_out(y, rows, classes)
+        metrics = {
+            "worst_group_loss": group_means(row_losses, test_group_ids, count).max(),
+            "mean_loss": row_losses.mean(),
+        }
         if classes:
-            right = (outputs.argmax(-1).astype(wanted.dtype) == wanted).astype(found.dtype)
-            metrics["worst_group_accuracy"] = group_means(right, tested, count, 1.0).min()
-            metrics["test_accuracy"] = right.mean()
-        return {**metrics, "upper_loss": group_means(checked, rows[2], count).max()}
+            correct = (outputs.argmax(-1).astype(test_target.dtype) == test_target).astype(
+                row_losses.dtype
+            )
+            metrics["worst_group_accuracy"] = group_means(correct, test_group_ids, count, 1.0).min()
+            metrics["test_accuracy"] = correct.mean()
+        return {**metrics, "upper_loss": group_means(held_out_losses, rows[2], count).max()}
 
-    names = ("worst_group_loss", *(("worst_group_accuracy", "test_accuracy") if classes else ()),
-             "mean_loss", "upper_loss")  # fmt: skip
+    names = (
+        "worst_group_loss",
+        *(("worst_group_accuracy", "test_accuracy") if classes else ()),
+        "mean_loss",
+        "upper_loss",
+    )
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        found = measure(state.y.models)  # jit returns the keys in alphabetical order
-        return {name: float(found[name]) for name in names}
+        metrics = measure(state.y.models)  # jit returns the keys in alphabetical order
+        return {name: float(metrics[name]) for name in names}
 
     return evaluate

@@ -58,11 +58,11 @@ def hyper_representation(
         upper_share: share of each client's images that the upper loss uses.
         batch_size: images in a minibatch at either level.
         regularisation: lambda, which makes g strongly convex in y.
-        unseen: how many clients, the last ones, are left out of training; they fit and test heads
+        unseen: the number of clients, the last ones, left out of training; they fit and test heads
             of their own.
         pull: how strongly those heads are pulled towards the shared one.
-        together: make one level of it, for `fedavg`: y is the whole network, trained on all of a
-            client's images, and x is not used.
+        together: build a one-level problem, for `fedavg`: y is the whole network, trained on all
+            of a client's images, and x is not used.
         seed: of the initial weights and of the split into levels.
 
     Returns:
@@ -80,9 +80,11 @@ def hyper_representation(
     data = federate((pixels, labels), lower, upper, batch_size=batch_size)
     # Rounds fold 1, 2, ... into the seed's key; 0 is reserved for the initial weights.
     x0, y0 = model.init(jax.random.fold_in(jax.random.key(seed), 0))
-    if left_out:  # unseen clients' images must not enter the metrics or the pixels' scale
-        own = np.sort(np.concatenate(seen))
-        images = images._replace(train_images=pixels[own], train_labels=labels[own])
+    if left_out:  # metrics and pixel scale must not depend on unseen clients' images
+        training_rows = np.sort(np.concatenate(seen))
+        images = images._replace(
+            train_images=pixels[training_rows], train_labels=labels[training_rows]
+        )
     scale = moments(images.train_images)
     problem = losses(model, *scale, regularisation)
     evaluate = evaluator(
@@ -96,25 +98,42 @@ def hyper_representation(
             raise UserError("unseen clients need a representation of its own: omit together.")
         data = federate((pixels, labels), seen, seen, batch_size=batch_size)
         return Task(
-            "hyper-representation, one level", _one_level(problem), data, _NOTHING,
-            Point(x=x0, y=y0), lambda state: evaluate(state.y), metric, "max", "train_accuracy",
+            "hyper-representation, one level",
+            _one_level(problem),
+            data,
+            _NOTHING,
+            Point(x=x0, y=y0),
+            lambda state: evaluate(state.y),
+            metric,
+            "max",
+            "train_accuracy",
             _ACCURACIES,
-        )  # fmt: skip
+        )
     if left_out:
         metric, scaled = "unseen_accuracy", scaled_features(model, *scale)
         personal = personal_accuracies(scaled, halves(pixels, labels, left_out, seed), pull)
         evaluate = _with_unseen(personal, evaluate)
-        whole = federate((pixels, labels), seen, seen, batch_size=batch_size)
-        baselines = _baselines(problem, data, whole, x0, y0, evaluate)
+        one_level_data = federate((pixels, labels), seen, seen, batch_size=batch_size)
+        baselines = _baselines(problem, data, one_level_data, x0, y0, evaluate)
     return Task(
-        "hyper-representation", problem, data, x0, y0, evaluate, metric, "max", "train_accuracy",
-        _ACCURACIES, baselines, own_metrics(model, *scale),
-    )  # fmt: skip
+        "hyper-representation",
+        problem,
+        data,
+        x0,
+        y0,
+        evaluate,
+        metric,
+        "max",
+        "train_accuracy",
+        _ACCURACIES,
+        baselines,
+        own_metrics(model, *scale),
+    )
 
 
 @lru_cache(maxsize=32)
 def losses(model: Model, mean: float, deviation: float, weight: float) -> BilevelProblem:
-    """Build the two losses on batches (images, labels), once for the same settings.
+    """Build the two losses on batches (images, labels); cached.
 
     Args:
         model: the network.
@@ -128,7 +147,7 @@ def losses(model: Model, mean: float, deviation: float, weight: float) -> Bileve
 
 @lru_cache(maxsize=32)
 def own_metrics(model: Model, mean: float, deviation: float) -> dict[str, ClientMetric]:
-    """Return what clients measure on their own images besides the upper loss."""
+    """Return the metrics that clients measure on their own images besides the upper loss."""
     return {"accuracy": ClientMetric(accuracy(scores(model, mean, deviation)), "max")}
 
 
@@ -136,8 +155,8 @@ def scaled_features(model: Model, mean: float, deviation: float) -> Features:
     """Return the function (x, images) -> features, on standardised pixels."""
 
     def features(x: PyTree, images: jax.Array) -> jax.Array:
-        kind = jax.tree.leaves(x)[0].dtype
-        return model.features(x, standardise(images, mean, deviation, kind))
+        dtype = jax.tree.leaves(x)[0].dtype
+        return model.features(x, standardise(images, mean, deviation, dtype))
 
     return features
 
@@ -145,13 +164,17 @@ def scaled_features(model: Model, mean: float, deviation: float) -> Features:
 def _with_unseen(
     personal: Callable[[PyTree, Linear], tuple[jax.Array, jax.Array]], evaluate: Metrics
 ) -> Metrics:
-    """Put the metrics of unseen clients before the others."""
+    """Add the metrics of unseen clients, before the others."""
 
-    def both(state: PyTree) -> dict[str, float]:
-        own, shared = map(float, personal(state.x, state.y))
-        return {"unseen_accuracy": own, "unseen_shared_accuracy": shared, **evaluate(state)}
+    def evaluate_all(state: PyTree) -> dict[str, float]:
+        personal_accuracy, shared_accuracy = map(float, personal(state.x, state.y))
+        return {
+            "unseen_accuracy": personal_accuracy,
+            "unseen_shared_accuracy": shared_accuracy,
+            **evaluate(state),
+        }
 
-    return both
+    return evaluate_all
 
 
 def _baselines(
@@ -162,13 +185,19 @@ def _baselines(
     y0: Linear,
     evaluate: Metrics,
 ) -> tuple[Baseline, ...]:
-    """Return a head on random features, and representation and head trained together."""
+    """Return two baselines: a head on random features, and both levels trained jointly."""
     joint = _one_level(problem)
     return (
         Baseline("random representation", problem, data, y0, (x0,), evaluate),
-        Baseline("trained together, one level", joint, together, Point(x=x0, y=y0), (_NOTHING,),
-                 lambda state: evaluate(state.y)),
-    )  # fmt: skip
+        Baseline(
+            "trained together, one level",
+            joint,
+            together,
+            Point(x=x0, y=y0),
+            (_NOTHING,),
+            lambda state: evaluate(state.y),
+        ),
+    )
 
 
 _NOTHING = np.zeros(1, np.float32)
@@ -176,7 +205,7 @@ _NOTHING = np.zeros(1, np.float32)
 
 @lru_cache(maxsize=32)
 def _one_level(problem: BilevelProblem) -> BilevelProblem:
-    """Return the lower loss of representation and head together, which y holds."""
+    """Return the lower loss with representation and head both in y."""
 
     def one_level(x: PyTree, y: Point[PyTree], batch: PyTree) -> jax.Array:
         return problem.lower(y.x, y.y, batch)
@@ -206,12 +235,14 @@ def cross_entropy(logits: Logits) -> Loss:
 def accuracy(logits: Logits) -> Loss:
     """Return the share of a batch (images, labels) that is classified correctly."""
 
-    def right(x: PyTree, y: Linear, batch: PyTree) -> jax.Array:
+    def correct_share(x: PyTree, y: Linear, batch: PyTree) -> jax.Array:
         images, labels = batch
-        found = logits(x, y, images)
-        return (found.argmax(-1).astype(labels.dtype) == labels).mean(dtype=found.dtype)
+        scores_of_images = logits(x, y, images)
+        return (scores_of_images.argmax(-1).astype(labels.dtype) == labels).mean(
+            dtype=scores_of_images.dtype
+        )
 
-    return right
+    return correct_share
 
 
 def regularised(loss: Loss, weight: float) -> Loss:
@@ -220,7 +251,7 @@ def regularised(loss: Loss, weight: float) -> Loss:
 
 
 def _sample(count: int) -> np.ndarray:
-    """Return 10,000 random rows, or all if there are fewer; always the same ones.
+    """Return the same 10,000 random rows, or all if there are fewer.
 
     Every k-th row would be a biased sample, since MNIST's digits follow a periodic pattern.
     """
@@ -237,27 +268,30 @@ def evaluator(
         logits: (x, y, inputs) -> class scores.
         test: inputs and labels to test on.
         train: inputs and labels trained on, of which a sample is evaluated.
-        chunk: how many are computed at once.
-        name: what the metrics on `test` are called.
+        chunk: the number of rows computed at once.
+        name: of the metrics on `test`.
     """
     rows = _sample(len(train[1]))
     train = jax.tree.map(lambda a: a[rows], train)
 
     @jax.jit
     def totals(x: PyTree, y: PyTree, batch: Part) -> tuple[jax.Array, jax.Array]:
-        found = logits(x, y, batch[0])
-        loss = optax.softmax_cross_entropy_with_integer_labels(found, batch[1])
-        right = found.argmax(-1).astype(batch[1].dtype) == batch[1]
-        return right.sum(), loss.sum()
+        outputs = logits(x, y, batch[0])
+        loss = optax.softmax_cross_entropy_with_integer_labels(outputs, batch[1])
+        correct = outputs.argmax(-1).astype(batch[1].dtype) == batch[1]
+        return correct.sum(), loss.sum()
 
-    def means(state: PyTree, part: Part) -> tuple[float, float]:
-        count = len(part[1])
+    def means(state: PyTree, dataset: Part) -> tuple[float, float]:
+        count = len(dataset[1])
         cuts = (slice(i, i + chunk) for i in range(0, count, chunk))
-        parts = (jax.tree.map(lambda a, cut=cut: a[cut], part) for cut in cuts)
-        correct, loss = map(
-            sum, zip(*(totals(state.x, state.y, one) for one in parts), strict=True)
+        chunks = (jax.tree.map(lambda a, cut=cut: a[cut], dataset) for cut in cuts)
+        total_correct, loss = map(
+            sum,
+            zip(
+                *(totals(state.x, state.y, rows_of_chunk) for rows_of_chunk in chunks), strict=True
+            ),
         )
-        return float(correct) / count, float(loss) / count
+        return float(total_correct) / count, float(loss) / count
 
     def evaluate(state: PyTree) -> dict[str, float]:
         accuracy, loss = means(state, test)

@@ -1,4 +1,4 @@
-"""Label cleaning: how far to trust labels, learnt from a few that are known to be correct.
+"""Label cleaning: learn how far to trust labels, from a few that are correct.
 
     g_i = mean of trust(x, row) loss(y, row) + lambda/2 ||y||^2      on labels that may be wrong,
     f_i = mean loss(y, row)                                          on the few clean ones.
@@ -52,7 +52,7 @@ class Network(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The lower variable with a network: the model, and the reference whose losses it takes."""
+    """The lower variable with a trust network: the model, and the reference model."""
 
     model: Linear
     reference: Linear
@@ -60,23 +60,23 @@ class Reference(NamedTuple):
 
 @lru_cache(maxsize=32)
 def problem(trust: Trust, classes: int, penalty: float) -> BilevelProblem:
-    """Build the two losses on batches (features, label, cell), once for the same settings.
+    """Build the two losses on batches (features, label, cell); cached.
 
     The cell is the index of the row's trust: its client, or its client and period.
     """
 
     def by_client(x: jax.Array, y: Linear, batch: linear.Batch) -> jax.Array:
         features, label, cell = batch
-        found = linear.losses(y(features), label, classes)
-        return (jax.nn.sigmoid(x)[cell] * found).mean() + 0.5 * penalty * trees.squared_norm(y)
+        row_losses = linear.losses(y(features), label, classes)
+        return (jax.nn.sigmoid(x)[cell] * row_losses).mean() + 0.5 * penalty * trees.squared_norm(y)
 
     def by_network(x: Network, y: Reference, batch: linear.Batch) -> jax.Array:
         features, label, _ = batch
         reference = linear.losses(y.reference(features), label, classes)
-        found = x(jax.lax.stop_gradient(reference)) * linear.losses(
+        row_losses = x(jax.lax.stop_gradient(reference)) * linear.losses(
             y.model(features), label, classes
         )
-        return (found + reference).mean() + 0.5 * penalty * trees.squared_norm(y)
+        return (row_losses + reference).mean() + 0.5 * penalty * trees.squared_norm(y)
 
     def upper(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
         return linear.losses(model_of(y)(batch[0]), batch[1], classes).mean()
@@ -122,10 +122,10 @@ def assemble(
         penalty: lambda.
         batch_size: rows in a minibatch; None for all.
         seed: of the network's initial weights.
-        by_row: whether all rows of a level count equally, so that clients may lack rows at a level;
+        by_row: all rows of a level count equally, so that clients may lack rows at a level;
             otherwise clients have the same weights at both levels.
-        cells: [N], the index of the trust that each row has with `clients`; its client's by
-            default. Rows of different clients have different ones.
+        cells: [N], the index of each row's trust with `clients`; its client's by default. Rows of
+            different clients have different ones.
     """
     features, target, classes, parts, _ = training
     owner, build = owners(parts, len(target)), weighted_by_row if by_row else problem
@@ -139,8 +139,8 @@ def assemble(
     )
     trusts = max(len(parts), int(cells.max()) + 1)
     start = first(trust, trusts, features.shape[1], classes, seed)
-    judged = outputs_if_clean if by_row else outputs
-    return Setting(build(trust, classes, penalty), data, *start, judged)
+    upper_outputs = outputs_if_clean if by_row else outputs
+    return Setting(build(trust, classes, penalty), data, *start, upper_outputs)
 
 
 def outputs(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
@@ -149,19 +149,22 @@ def outputs(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
 
 
 def outputs_if_clean(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
-    """Return each row's scores; NaN for the row of a client that has no clean ones."""
+    """Return each row's scores; NaN for a client without clean rows."""
     return jnp.where(batch[4][:, None] > 0, outputs(x, y, batch), jnp.nan)
 
 
 def share_factor(owner: np.ndarray, part: Rows) -> np.ndarray:
-    """Return for every row its client's share of the part over its share of all rows."""
-    some, everything = np.array([len(rows) for rows in part]), np.bincount(owner)
-    return ((some / some.sum()) / (everything / len(owner))).astype(np.float32)[owner]
+    """Return, for every row, its client's share of the part over its share of all rows."""
+    sizes, totals = np.array([len(rows) for rows in part]), np.bincount(owner)
+    return ((sizes / sizes.sum()) / (totals / len(owner))).astype(np.float32)[owner]
 
 
 def some_rows(part: Rows, parts: Rows) -> Rows:
-    """Give each client without rows in the part one of its others, whose factor is zero."""
-    return [own if len(own) else rows[:1] for own, rows in zip(part, parts, strict=True)]
+    """Give each client without rows in the part one of its other rows, with factor zero."""
+    return [
+        part_rows if len(part_rows) else rows[:1]
+        for part_rows, rows in zip(part, parts, strict=True)
+    ]
 
 
 def model_of(y: Linear | Reference) -> Linear:
@@ -179,14 +182,14 @@ def trust_in(x: PyTree, y: PyTree, batch: linear.Batch, classes: int) -> jax.Arr
 def first(
     trust: Trust, trusts: int, features: int, classes: int, seed: int
 ) -> tuple[PyTree, PyTree]:
-    """Return x0 and y0, which trust all labels equally."""
+    """Return x0 and y0 that trust all labels equally."""
     y0 = linear.zeros(features, classes)
     if trust == "clients":
         return np.zeros(trusts, np.float32), y0
     rng = seed_rng(seed, Purpose.TRUST_NETWORK)
     slope, offset = rng.normal(size=(2, _HIDDEN)).astype(np.float32)
-    nothing = np.zeros(_HIDDEN, np.float32)
-    return Network(slope, offset, nothing, np.zeros((), np.float32)), Reference(y0, y0)
+    zero = np.zeros(_HIDDEN, np.float32)
+    return Network(slope, offset, zero, np.zeros((), np.float32)), Reference(y0, y0)
 
 
 def label_cleaning(
@@ -200,7 +203,7 @@ def label_cleaning(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Build the task of training on labels of which many are wrong.
+    """Build the task of training on partly wrong labels.
 
     Args:
         samples: the rows with correct labels; this function replaces some by wrong ones.
@@ -222,15 +225,21 @@ def label_cleaning(
     setting = assemble(
         training, (lower, upper), trust=trust, penalty=penalty, batch_size=batch_size, seed=seed
     )
-    known = np.concatenate(lower)
-    labelled = tuple(part[known] for part in setting.data.lower.samples)
-    evaluate = _evaluator(setting, samples, labelled, noisy.wrong[known])
+    lower_rows = np.concatenate(lower)
+    labelled = tuple(column[lower_rows] for column in setting.data.lower.samples)
+    evaluate = _evaluator(setting, samples, labelled, noisy.wrong[lower_rows])
     baselines = _baselines(samples, noisy, (lower, upper), parts, penalty, batch_size, evaluate)
     return Task(
-        "label-cleaning", *setting[:4], evaluate, "test_accuracy", "max", "upper_loss",
-        frozenset({"trust_auc"}), baselines,
+        "label-cleaning",
+        *setting[:4],
+        evaluate,
+        "test_accuracy",
+        "max",
+        "upper_loss",
+        frozenset({"trust_auc"}),
+        baselines,
         linear.own_metrics(setting, samples.classes, setting.problem.upper),
-    )  # fmt: skip
+    )
 
 
 def _evaluator(
@@ -240,27 +249,32 @@ def _evaluator(
     roc_auc_score = require("sklearn.metrics", "estimators").roc_auc_score
     upper = linear.upper_loss(setting.problem, setting.data)
     inputs, target = jnp.asarray(samples.test_features), jnp.asarray(samples.test_target)
-    right = jax.jit(lambda model: model(inputs).argmax(-1).astype(target.dtype) == target)
+    predict_correct = jax.jit(lambda model: model(inputs).argmax(-1).astype(target.dtype) == target)
     trust = jax.jit(lambda x, y: trust_in(x, y, rows, samples.classes))
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        found = {
-            "test_accuracy": float(right(model_of(state.y)).mean(dtype=float)),
+        metrics = {
+            "test_accuracy": float(predict_correct(model_of(state.y)).mean(dtype=float)),
             "upper_loss": upper(state),
         }
         if state.x is None or len(np.unique(wrong)) < 2:
-            return found
+            return metrics
         auc = roc_auc_score(~wrong, np.nan_to_num(np.asarray(trust(state.x, state.y))))
-        return {**found, "trust_auc": float(auc)}
+        return {**metrics, "trust_auc": float(auc)}
 
     return evaluate
 
 
 def _baselines(
-    samples: Samples, noisy: Noisy, split: tuple[Rows, Rows], parts: Rows,
-    penalty: float, batch_size: int | None, evaluate: Metrics,
-) -> tuple[Baseline, ...]:  # fmt: skip
-    """Return training on all labels as they are, on the clean ones only, and on correct ones."""
+    samples: Samples,
+    noisy: Noisy,
+    split: tuple[Rows, Rows],
+    parts: Rows,
+    penalty: float,
+    batch_size: int | None,
+    evaluate: Metrics,
+) -> tuple[Baseline, ...]:
+    """Return training on the noisy labels, on clean ones, on both, and on correct labels."""
     (lower, upper), features = split, samples.features
     owner = owners(parts, len(samples.target))
 
@@ -271,14 +285,14 @@ def _baselines(
         losses = _one_penalty(samples.classes)
         return Baseline(name, losses, data, y0, values, lambda state: evaluate(Point(y=state.y)))
 
-    own = (np.log(penalty),)
-    both = [np.concatenate(pair) for pair in zip(lower, upper, strict=True)]
+    fixed_penalty = (np.log(penalty),)
+    all_rows = [np.concatenate(pair) for pair in zip(lower, upper, strict=True)]
     return (
-        plain("noisy labels", noisy.labels, lower, own),
-        plain("clean labels only", noisy.labels, upper, own),
-        plain("noisy and clean together", noisy.labels, both, own),
+        plain("noisy labels", noisy.labels, lower, fixed_penalty),
+        plain("clean labels only", noisy.labels, upper, fixed_penalty),
+        plain("noisy and clean together", noisy.labels, all_rows, fixed_penalty),
         plain("noisy labels, 8 lambdas tried", noisy.labels, lower, _GRID),
-        plain("all labels right (oracle)", samples.target, lower, own),
+        plain("all labels right (oracle)", samples.target, lower, fixed_penalty),
     )
 
 

@@ -1,17 +1,16 @@
 """Label cleaning whose clean rows also train: a cross-validation over the clean rows.
 
 The lower variable holds K models, one per fold of the clean rows. Model k trains on all labels that
-may be wrong, as far as they are trusted, and on the clean rows outside fold k, which count in full;
-the upper loss validates it on fold k:
+may be wrong, weighted by trust, and on the clean rows outside fold k with weight one; the upper
+loss validates it on fold k:
 
     g_i = mean over rows of  sum_k trust_k(row) loss(y_k, row)  +  lambda/2 ||y||^2,
     f_i = mean over clean rows of  loss(y_fold, row),
 
 where the trust in a clean row is one, or zero for the model of its own fold. Trust in other rows is
-that of `simfbo.tasks._label_cleaning`. The reference of a network has K models too, and is
-trained on the clean rows outside the fold: a row's loss says whether its label agrees with the
-clean ones, so also mistakes that all clients make alike are seen. Predictions use the mean of the
-models.
+that of `simfbo.tasks._label_cleaning`. The reference of a network has K models too, and is trained
+on the clean rows outside the fold: a row's loss measures whether its label agrees with the clean
+ones, which also detects mistakes that all clients share. Predictions use the mean of the models.
 """
 
 from functools import lru_cache
@@ -34,27 +33,29 @@ from simfbo.tasks.task import Setting
 def problem(trust: Trust, classes: int, penalty: float, folds: int) -> BilevelProblem:
     """Build the losses on batches (features, label, cell, clean factor, upper factor, fold).
 
-    The clean factor makes a mean over the clean rows of one over all rows; it is zero for others,
-    and so is their fold -1.
+    The clean factor turns a mean over all rows into one over the clean rows; for other rows it is
+    zero, and their fold is -1.
     """
 
     def lower(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
-        found = (_trusts(x, y, batch, classes, folds) * _losses(model_of(y), batch, classes)).sum(0)
+        row_losses = (
+            _trusts(x, y, batch, classes, folds) * _losses(model_of(y), batch, classes)
+        ).sum(0)
         if isinstance(y, Reference):
             clean = jnp.where(_others(batch[5], folds), batch[3], 0.0)
-            found += (clean * _losses(y.reference, batch, classes)).sum(0)
-        return found.mean() + 0.5 * penalty * trees.squared_norm(y)
+            row_losses += (clean * _losses(y.reference, batch, classes)).sum(0)
+        return row_losses.mean() + 0.5 * penalty * trees.squared_norm(y)
 
     def upper(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
-        own = ~_others(batch[5], folds)
-        found = jnp.where(own, _losses(model_of(y), batch, classes), 0.0).sum(0)
-        return (batch[4] * found).mean()
+        in_fold = ~_others(batch[5], folds)
+        row_losses = jnp.where(in_fold, _losses(model_of(y), batch, classes), 0.0).sum(0)
+        return (batch[4] * row_losses).mean()
 
     return BilevelProblem(upper, lower)
 
 
 def _others(fold: jax.Array, folds: int) -> jax.Array:
-    """Return [K, rows], whether a row is outside each fold."""
+    """Return a [K, rows] mask of the rows outside each fold."""
     return fold[None] != np.arange(folds, dtype=np.int32)[:, None]
 
 
@@ -77,9 +78,9 @@ def _trusts_in_others(x: PyTree, y: PyTree, batch: linear.Batch, classes: int) -
 
 
 def trust_in(x: PyTree, y: PyTree, batch: linear.Batch, classes: int) -> jax.Array:
-    """Return the trust in each row of a batch, as if it was not clean: the mean over the folds."""
-    found = _trusts_in_others(x, y, batch, classes)
-    return found.mean(0) if found.ndim > 1 else found
+    """Return the trust in each row of a batch as if it were not clean, averaged over the folds."""
+    trusts = _trusts_in_others(x, y, batch, classes)
+    return trusts.mean(0) if trusts.ndim > 1 else trusts
 
 
 def assemble(
@@ -97,7 +98,7 @@ def assemble(
 
     Args:
         training: the rows.
-        clean: [N], whose labels are correct.
+        clean: [N], a mask of correct labels.
         trust: `network` or `clients`.
         penalty: lambda.
         folds: K.
@@ -111,9 +112,12 @@ def assemble(
     factors = clean / clean.mean(), share_factor(owners(parts, len(target)), upper)
     columns = (*(factor.astype(features.dtype) for factor in factors), fold)
     data = federate(
-        (features, target, cells, *columns), parts, some_rows(upper, parts),
-        batch_size=batch_size, p=[len(rows) for rows in parts],
-    )  # fmt: skip
+        (features, target, cells, *columns),
+        parts,
+        some_rows(upper, parts),
+        batch_size=batch_size,
+        p=[len(rows) for rows in parts],
+    )
     x0, y0 = first(trust, int(cells.max()) + 1, features.shape[1], classes, seed)
     models = linear.zeros(features.shape[1], classes, folds)
     y0 = Reference(models, models) if isinstance(y0, Reference) else models
@@ -122,5 +126,5 @@ def assemble(
 
 def outputs(x: PyTree, y: PyTree, batch: linear.Batch) -> jax.Array:
     """Return each clean row's scores by the model of its fold; NaN for rows that are not clean."""
-    found = linear.held_out(model_of(y), batch[0], jnp.maximum(batch[5], 0))
-    return jnp.where(batch[4][:, None] > 0, found, jnp.nan)
+    scores = linear.held_out(model_of(y), batch[0], jnp.maximum(batch[5], 0))
+    return jnp.where(batch[4][:, None] > 0, scores, jnp.nan)

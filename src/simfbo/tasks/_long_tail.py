@@ -40,7 +40,7 @@ class Adjustment(NamedTuple):
 
 @lru_cache(maxsize=32)
 def problem(shares: tuple[float, ...], folds: int, penalty: float, prior: float) -> BilevelProblem:
-    """Build the two losses on batches (features, label, fold), once for the same settings.
+    """Build the two losses on batches (features, label, fold); cached.
 
     Args:
         shares: each class's share of all training rows.
@@ -58,8 +58,8 @@ def problem(shares: tuple[float, ...], folds: int, penalty: float, prior: float)
         return linear.losses(adjusted, rows[1], classes)
 
     def check(x: Adjustment, model: Linear, rows: linear.Batch) -> jax.Array:
-        found = linear.losses(model(rows[0]), rows[1], classes)
-        return balance.astype(found.dtype)[rows[1]] * found
+        row_losses = linear.losses(model(rows[0]), rows[1], classes)
+        return balance.astype(row_losses.dtype)[rows[1]] * row_losses
 
     fit = linear.cross_validated(train, check, folds, penalty)
 
@@ -93,7 +93,7 @@ def assemble(
 
 
 def outputs(x: Adjustment, y: Linear, batch: linear.Batch) -> jax.Array:
-    """Return each row's scores, by a model that was not trained on it."""
+    """Return each row's scores by the model of its fold."""
     return linear.held_out(y, batch[0], batch[2])
 
 
@@ -123,23 +123,34 @@ def long_tail(
     """
     shares = np.bincount(samples.target, minlength=samples.classes) / len(samples.target)
     setting = assemble(
-        samples.dealt(parts), shares, folds=folds, penalty=penalty, prior=prior,
-        batch_size=batch_size, seed=seed,
-    )  # fmt: skip
+        samples.dealt(parts),
+        shares,
+        folds=folds,
+        penalty=penalty,
+        prior=prior,
+        batch_size=batch_size,
+        seed=seed,
+    )
     without_prior = problem(tuple(shares.tolist()), folds, penalty, 0.0)
     evaluate = _evaluator(without_prior, setting.data, samples)
     weighted = _weighted(tuple(shares.tolist()), folds, penalty)
     return Task(
-        "long-tail", *setting[:4], evaluate, "balanced_accuracy", "max", "upper_loss",
-        frozenset({"worst_class_accuracy"}), _baselines(setting, weighted, shares, evaluate),
+        "long-tail",
+        *setting[:4],
+        evaluate,
+        "balanced_accuracy",
+        "max",
+        "upper_loss",
+        frozenset({"worst_class_accuracy"}),
+        _baselines(setting, weighted, shares, evaluate),
         linear.own_metrics(setting, samples.classes, without_prior.upper),
-    )  # fmt: skip
+    )
 
 
 def _baselines(
     setting: Setting, weighted: BilevelProblem, shares: np.ndarray, evaluate: Metrics
 ) -> tuple[Baseline, ...]:
-    """Return training as it is, with inverse frequencies, and with logit adjustments."""
+    """Return training without tuning, with inverse frequencies, and with logit adjustments."""
     logs = np.log(np.maximum(shares, 1e-6)).astype(np.float32)
 
     def baseline(name: str, losses: BilevelProblem, *taus: float) -> Baseline:
@@ -161,8 +172,8 @@ def _weighted(shares: tuple[float, ...], folds: int, penalty: float) -> BilevelP
     balance = jnp.asarray(linear.balancing_weights(np.asarray(shares)), jnp.float32)
 
     def train(x: PyTree, model: Linear, rows: linear.Batch) -> jax.Array:
-        found = linear.losses(model(rows[0]), rows[1], len(shares))
-        return balance.astype(found.dtype)[rows[1]] * found
+        row_losses = linear.losses(model(rows[0]), rows[1], len(shares))
+        return balance.astype(row_losses.dtype)[rows[1]] * row_losses
 
     return linear.cross_validated(train, train, folds, penalty)
 
@@ -173,10 +184,10 @@ def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) ->
     predict = jax.jit(lambda y: linear.averaged(y)(inputs).argmax(-1))
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        found = by_class(np.asarray(predict(state.y)), samples.test_target, samples.classes)
+        accuracies = by_class(np.asarray(predict(state.y)), samples.test_target, samples.classes)
         return {
-            "balanced_accuracy": float(np.nanmean(found)),
-            "worst_class_accuracy": float(np.nanmin(found)),
+            "balanced_accuracy": float(np.nanmean(accuracies)),
+            "worst_class_accuracy": float(np.nanmin(accuracies)),
             "upper_loss": upper(state),
         }
 

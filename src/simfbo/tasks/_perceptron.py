@@ -1,13 +1,13 @@
-"""Perceptrons whose L2 weights are learnt: one for every feature or layer.
+"""Perceptrons with learnt L2 weights: one for every feature or layer.
 
 The losses are those of `_regularisation`, with networks in place of linear models. Their weights
 are s_j u, where u has the same small penalty everywhere, s_j = sqrt(lambda_min / lambda_j), and j
 is the feature that a weight of the first layer belongs to, or the layer.
 
-The Hessian of a network's loss has negative eigenvalues, with which the linear system of a
-hypergradient has no stable solution. It is replaced by that of Gauss and Newton (`gauss_newton`),
-which has none: values and gradients stay exact, so training ends where it would, and the
-hypergradient leaves out the curvature of the network, which is multiplied by residuals.
+The Hessian of a network's loss has negative eigenvalues, for which the linear system of the
+hypergradient diverges. It is replaced by the Gauss-Newton matrix (`gauss_newton`), which is
+positive semidefinite. Values and gradients stay exact, so the lower solution does not change; the
+hypergradient neglects the curvature of the network, which is multiplied by residuals.
 """
 
 import itertools
@@ -52,11 +52,11 @@ def scaled(x: jax.Array, layers: Layers) -> Layers:
 
 @lru_cache(maxsize=32)
 def form(hidden: tuple[int, ...], by_feature: bool) -> Form:
-    """Return networks as a kind of model, the same for the same settings.
+    """Return networks as a kind of model; cached.
 
     Args:
         hidden: the sizes of the hidden layers.
-        by_feature: whether every feature has an L2 weight, rather than the first layer one.
+        by_feature: one L2 weight per feature rather than one for the first layer.
     """
 
     def outputs(x: jax.Array, model: Layers, features: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ def form(hidden: tuple[int, ...], by_feature: bool) -> Form:
 
 
 def _drawn(rng: np.random.Generator, inputs: int, outputs: int, scale: float) -> Linear:
-    """Return an initial layer u, whose weights s u have a variance of one over the inputs."""
+    """Draw an initial layer u, whose weights s u have a variance of one over the inputs."""
     weight = rng.normal(0, 1 / (scale * np.sqrt(inputs)), (inputs, outputs))
     parts: Any = weight.astype(np.float32), np.zeros(outputs, np.float32)
     return Linear(*parts)

@@ -1,9 +1,9 @@
-"""A representation that clients share, with a head of their own for each: a personal lower level.
+"""A shared representation with one head per client: a personal lower level.
 
     min_x  sum_i p_i f_i(x, y_i*(x)),    y_i*(x) = argmin_y g_i(x, y)
 
-with the losses of `hyper_representation`. Only x travels; the heads stay with the clients. A client
-is tested on images of its own, with the head that fits its training images best.
+with the losses of `hyper_representation`. Only x is communicated; heads stay on the clients. A
+client is tested on images of its own, with the head that fits its training images best.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def private_heads(
 ) -> Task:
     """Build the task of learning a representation for heads that stay with the clients.
 
-    Where the data set says whose its test images are, a client is tested on its own; otherwise a
+    If the data set assigns its test images to clients, a client is tested on its own; otherwise a
     fifth of its training images is held out.
 
     Args:
@@ -47,7 +47,7 @@ def private_heads(
         upper_share: share of each client's images that the upper loss uses.
         batch_size: images in a minibatch at either level.
         regularisation: lambda, which makes g_i strongly convex in y.
-        seed: of the initial weights, the split into levels and what is held out.
+        seed: of the initial weights, the split into levels and the held-out images.
 
     Returns:
         The task; its metrics are the accuracies of the clients' own heads, on average and of the
@@ -83,10 +83,13 @@ def private_heads(
 def _metrics(
     accuracies: Callable[[PyTree, PyTree], jax.Array], start: PyTree
 ) -> Callable[[PyTree], dict[str, float]]:
-    """Return (state) -> the accuracies of heads that the clients fit at its x, from zero."""
+    """Return (state) -> the accuracies of heads fitted by the clients at its x, from zero."""
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        found = np.asarray(accuracies(state.x, start))
-        return {"personal_accuracy": float(found.mean()), "worst_accuracy": float(found.min())}
+        by_client = np.asarray(accuracies(state.x, start))
+        return {
+            "personal_accuracy": float(by_client.mean()),
+            "worst_accuracy": float(by_client.min()),
+        }
 
     return evaluate

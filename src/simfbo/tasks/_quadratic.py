@@ -98,15 +98,22 @@ class Quadratic(NamedTuple):
         n = len(self.A)
         rng = seed_rng(seed, Purpose.SCATTER)
         lower = [
-            (_repeat(self.A[i], samples), _repeat(self.B[i], samples),
-             _scatter(self.c[i], samples, noise, rng))
+            (
+                _repeat(self.A[i], samples),
+                _repeat(self.B[i], samples),
+                _scatter(self.c[i], samples, noise, rng),
+            )
             for i in range(n)
-        ]  # fmt: skip
+        ]
         upper = [
-            (_repeat(self.C[i], samples), _scatter(self.t[i], samples, noise, rng),
-             _repeat(self.D[i], samples), _scatter(self.s[i], samples, noise, rng))
+            (
+                _repeat(self.C[i], samples),
+                _scatter(self.t[i], samples, noise, rng),
+                _repeat(self.D[i], samples),
+                _scatter(self.s[i], samples, noise, rng),
+            )
             for i in range(n)
-        ]  # fmt: skip
+        ]
         data = from_clients(lower, upper, batch_size=batch_size, p=p)
         truth = self.closed_form(data.p)
         best = truth.x()
@@ -184,9 +191,9 @@ def _product(A: jax.Array, z: jax.Array) -> jax.Array:
 
 def _lower(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
     A, B, c = batch
-    # A copy for every sample: where y is shared, XLA transposes all of A and B in every round.
-    own = y + 0.0 * c
-    return jnp.mean(_half_square(A, own) - jnp.sum((B @ x + c) * own, -1))
+    # A copy of y for every sample: otherwise XLA transposes all of A and B in every round.
+    copies = y + 0.0 * c
+    return jnp.mean(_half_square(A, copies) - jnp.sum((B @ x + c) * copies, -1))
 
 
 def _upper(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:

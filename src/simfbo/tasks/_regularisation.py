@@ -5,7 +5,7 @@ A feature's weight is s_j w_j with s_j^2 = sigmoid(-x_j), and all w are penalise
     lambda_j = lambda_min (1 + exp(x_j))
 
 is the feature's own L2 weight: lambda_min for small x_j, growing like exp(x_j) until the feature is
-shut off. As a function of w, the lower problem keeps mu = lambda_min, and no x can more than double
+removed. As a function of w, the lower problem keeps mu = lambda_min, and no x can more than double
 its L.
 
     g_i = mean loss((s w)'a + b, target) + lambda_min/2 (||w||^2 + ||b||^2),   f_i = the loss alone,
@@ -32,7 +32,7 @@ from simfbo.tasks.models import Linear
 from simfbo.tasks.samples import Samples, Training
 from simfbo.tasks.task import Baseline, Metrics, Outputs, Setting, Task
 
-_SHUT = 12.0  # an x_j that removes its feature for all practical purposes
+_SHUT = 12.0  # an x_j that practically removes its feature
 _START = 0.003  # the first L2 weight
 _GRID = np.linspace(-4.0, 10.0, 20)
 
@@ -66,21 +66,21 @@ def problem(
     weighted: bool = False,
     form: Form = LINEAR,
 ) -> BilevelProblem:
-    """Build the two losses, once for the same settings: they are compiled once as well.
+    """Build the two losses; cached, so they are compiled once for the same settings.
 
     Args:
         classes: the number of classes, or a `linear.Target`.
         folds: of the cross-validation.
         floor: lambda_min.
-        price: what the upper loss pays for each feature that is not shut off.
-        pull: what it pays for half the squared distance of each log(lambda_j) from their mean.
-        weighted: whether batches hold the rows' weights, after the target.
+        price: of each feature that is not removed, in the upper loss.
+        pull: the factor of half the squared distance of each log(lambda_j) from their mean.
+        weighted: batches hold the rows' weights, after the target.
         form: the kind of model.
     """
 
     def row_losses(x: jax.Array, model: PyTree, rows: linear.Batch) -> jax.Array:
-        found = linear.losses(form.outputs(x, model, rows[0]), rows[1], classes)
-        return rows[2] * found if weighted else found
+        losses = linear.losses(form.outputs(x, model, rows[0]), rows[1], classes)
+        return rows[2] * losses if weighted else losses
 
     fit = linear.cross_validated(row_losses, row_losses, folds, floor)
 
@@ -91,9 +91,9 @@ def problem(
 
 
 def charge(x: jax.Array, price: Any, pull: Any) -> jax.Array:
-    """Return what the upper loss pays for features, and for L2 weights that differ (`problem`)."""
-    apart = jax.nn.softplus(x)  # log(lambda_j / lambda_min)
-    spread = 0.5 * jnp.sum((apart - apart.mean()) ** 2)
+    """Return the upper loss's price of features and penalty on unequal L2 weights (`problem`)."""
+    log_ratios = jax.nn.softplus(x)  # log(lambda_j / lambda_min)
+    spread = 0.5 * jnp.sum((log_ratios - log_ratios.mean()) ** 2)
     return price * jax.nn.sigmoid(-x).sum() + pull * spread
 
 
@@ -120,11 +120,11 @@ def assemble(
         training: the rows.
         folds: of the cross-validation.
         floor: lambda_min.
-        sparsity: of which the price of a feature is log(count) / count.
-        spread: the deviation of log(lambda_j) that is expected.
-        batch_size: of the clients; all their rows by default.
+        sparsity: the price of a feature is this times log(count) / count.
+        spread: the expected deviation of log(lambda_j).
+        batch_size: rows in a minibatch; None for all.
         seed: of the folds and the initial model.
-        count: the number of rows that price and pull are for; that of the rows by default.
+        count: the number of rows that determines price and pull; all rows by default.
         form: the kind of model.
     """
     count = len(training.target) if count is None else count
@@ -151,7 +151,7 @@ def assemble(
 
 @lru_cache(maxsize=32)
 def held_out(form: Form) -> Outputs:
-    """Return (x, y, batch) -> each row's outputs, by a model that was not trained on it."""
+    """Return (x, y, batch) -> each row's outputs by the model of its fold."""
 
     def outputs(x: jax.Array, y: PyTree, batch: linear.Batch) -> jax.Array:
         each = jax.vmap(lambda model: form.outputs(x, model, batch[0]))(y)
@@ -193,10 +193,10 @@ def regularisation(
         parts: each client's rows.
         folds: of the cross-validation.
         floor: lambda_min, the smallest L2 weight.
-        sparsity: how much a feature must improve the upper loss to be kept, in units of
+        sparsity: the improvement of the upper loss that a feature must bring, in units of
             log(rows) / rows; 0 leaves cross-validation alone, which keeps many irrelevant features.
         batch_size: rows in a minibatch; all by default.
-        relevant: whether each feature is relevant, if known: adds an oracle to the baselines.
+        relevant: a mask of relevant features, if known: adds an oracle to the baselines.
         seed: of the folds.
 
     Returns:
@@ -212,16 +212,21 @@ def regularisation(
         evaluate = _with_shut(evaluate, relevant, floor)
     baselines = _baselines(setting, evaluate, relevant)
     return Task(
-        "regularisation", *setting[:4], evaluate, "test_loss", tuned_by="upper_loss",
-        maximise=frozenset({"test_accuracy", "irrelevant_shut"}), baselines=baselines,
+        "regularisation",
+        *setting[:4],
+        evaluate,
+        "test_loss",
+        tuned_by="upper_loss",
+        maximise=frozenset({"test_accuracy", "irrelevant_shut"}),
+        baselines=baselines,
         own_metrics=linear.own_metrics(setting, samples.classes, unpriced.upper),
-    )  # fmt: skip
+    )
 
 
 def _baselines(
     setting: Setting, evaluate: Metrics, relevant: np.ndarray | None
 ) -> tuple[Baseline, ...]:
-    """Return one L2 weight for all features, guessed or searched, and an oracle if there is one."""
+    """Return one L2 weight for all features, guessed or searched, and an oracle if possible."""
     width = len(setting.x0)
     choices = {
         "no tuning": (setting.x0,),
@@ -231,30 +236,36 @@ def _baselines(
         oracle = np.where(relevant, -_SHUT, _SHUT)
         choices["the features that matter (oracle)"] = (oracle,)
     return tuple(
-        Baseline(name, setting.problem, setting.data, setting.y0,
-                 tuple(x.astype(np.float32) for x in xs), evaluate)
+        Baseline(
+            name,
+            setting.problem,
+            setting.data,
+            setting.y0,
+            tuple(x.astype(np.float32) for x in xs),
+            evaluate,
+        )
         for name, xs in choices.items()
-    )  # fmt: skip
+    )
 
 
 def shut(x: PyTree, floor: float) -> np.ndarray:
-    """Find the features whose L2 weight alone shrinks a coefficient by 90 % or more.
+    """Return a mask of the features that are removed: those shrunk by 90 % or more.
 
-    Of a standardised feature that is uncorrelated with the others, ridge keeps 1 / (1 + lambda_j).
+    Ridge keeps 1 / (1 + lambda_j) of a standardised feature that is uncorrelated with the others.
     """
     return penalties(x, floor) >= 9
 
 
 def _with_shut(evaluate: Metrics, relevant: np.ndarray, floor: float) -> Metrics:
-    """Add the shares of irrelevant and of relevant features that were shut off to the metrics."""
+    """Add the shares of irrelevant and of relevant features that were removed to the metrics."""
 
-    def both(state: PyTree) -> dict[str, float]:
-        closed = shut(state.x, floor)
-        shares = {"irrelevant_shut": closed[~relevant], "relevant_shut": closed[relevant]}
-        means = {name: float(found.mean()) if found.size else 0.0 for name, found in shares.items()}
+    def evaluate_all(state: PyTree) -> dict[str, float]:
+        removed = shut(state.x, floor)
+        shares = {"irrelevant_shut": removed[~relevant], "relevant_shut": removed[relevant]}
+        means = {name: float(mask.mean()) if mask.size else 0.0 for name, mask in shares.items()}
         return {**evaluate(state), **means}
 
-    return both
+    return evaluate_all
 
 
 def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) -> Metrics:
@@ -265,16 +276,16 @@ def _evaluator(losses: BilevelProblem, data: FederatedData, samples: Samples) ->
 
     @jax.jit
     def measure(x: PyTree, y: Linear) -> dict[str, jax.Array]:
-        found = scaled(x, linear.averaged(y))(inputs)
-        metrics = {"test_loss": linear.losses(found, target, classes).mean()}
+        outputs = scaled(x, linear.averaged(y))(inputs)
+        metrics = {"test_loss": linear.losses(outputs, target, classes).mean()}
         if classes > 0:
-            right = found.argmax(-1).astype(target.dtype) == target
-            metrics["test_accuracy"] = right.mean(dtype=found.dtype)
+            correct = outputs.argmax(-1).astype(target.dtype) == target
+            metrics["test_accuracy"] = correct.mean(dtype=outputs.dtype)
         return metrics
 
     def evaluate(state: PyTree) -> dict[str, float]:
-        found = measure(state.x, state.y) if len(target) else {}
-        names = [name for name in ("test_loss", "test_accuracy") if name in found]
-        return {**{name: float(found[name]) for name in names}, "upper_loss": upper(state)}
+        measured = measure(state.x, state.y) if len(target) else {}
+        names = [name for name in ("test_loss", "test_accuracy") if name in measured]
+        return {**{name: float(measured[name]) for name in names}, "upper_loss": upper(state)}
 
     return evaluate

@@ -40,9 +40,9 @@ def solve(
         rounds: iterations.
         seed: of all random draws.
         method: `simfbo`, `shrofbo` or `memfbo`.
-        sampler: which clients take part in a round; all by default.
-        local_work: how many local steps each client takes; one by default.
-        client_metrics: whether clients measure the upper loss, and what else the task names, on
+        sampler: selects the clients of a round; all by default.
+        local_work: the local steps of each client; one by default.
+        client_metrics: let clients measure the upper loss and the task's other client metrics on
             their own data, as in `run`.
         every: iterations between evaluations; about 20 evaluations by default.
         directory: where to write history and checkpoints; nothing is written by default.

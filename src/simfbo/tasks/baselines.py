@@ -14,7 +14,6 @@ from simfbo.algorithms import auto_steps, fedavg
 from simfbo.algorithms.steps.auto import FromPlan, most_probes
 from simfbo.core.data import FederatedData
 from simfbo.core.ledger import Ledger, Traffic
-from simfbo.core.method import Method
 from simfbo.core.problem import Point
 from simfbo.engines.base import Engine
 from simfbo.engines.debug import cost
@@ -24,8 +23,8 @@ from simfbo.runs.runner import run
 from simfbo.tasks.task import Baseline, Goal, Task
 
 FILE = "baselines.json"
-_FEWEST = 20  # rounds that a candidate needs at least
-_PROBING = 1.6  # rounds of FedAvg that send as many bytes as one exchange of the search for steps
+_FEWEST = 20  # the smallest number of rounds of a candidate
+_PROBING = 1.6  # bytes of an exchange of the step-size search, in rounds of FedAvg
 
 
 class Outcome(NamedTuple):
@@ -68,54 +67,58 @@ def compare(
         seed: of all random draws.
         on_baseline: called with the name of each baseline before it starts.
     """
-    judge = task.tuned_by or task.metric
+    criterion = task.tuned_by or task.metric
     outcomes = []
     for baseline in task.baselines:
         if on_baseline is not None:
             on_baseline(baseline.name)
-        judged = judge, task.goal_of(judge)
-        outcomes.append(_outcome(baseline, judged, federate, rounds, budget, seed))
+        criterion_and_goal = criterion, task.goal_of(criterion)
+        outcomes.append(_outcome(baseline, criterion_and_goal, federate, rounds, budget, seed))
     return outcomes
 
 
 def _outcome(
     baseline: Baseline,
-    judge: tuple[str, Goal],
+    criterion: tuple[str, Goal],
     federate: Callable[[FederatedData], Engine],
     rounds: int,
     budget: int,
     seed: int,
 ) -> Outcome:
-    """Train every candidate of a baseline and keep the best, judged by a metric and its goal."""
+    """Train every candidate of a baseline and keep the best by a metric and its goal."""
     federation = federate(baseline.data)
-    share = _rounds_each(baseline, federation, rounds, budget)
-    if not share:
+    rounds_each = _rounds_each(baseline, federation, rounds, budget)
+    if not rounds_each:
         return Outcome(baseline.name, {}, 0, 0, 0, 0)
-    method, found, spent, sent = _fedavg(baseline, share), [], 0, 0
+    build = FromPlan(fedavg, baseline.problem)
+    method = auto_steps(build, baseline.problem, baseline.candidates[0], rounds_each)
+    metrics, total_rounds, total_bytes = [], 0, 0
     for x in baseline.candidates:
         federation.ledger = Ledger()
-        history = run(method, federation, x, baseline.y0, rounds=share, seed=seed)
+        history = run(method, federation, x, baseline.y0, rounds=rounds_each, seed=seed)
         if (history.end or {}).get("status") == "interrupted":
             raise KeyboardInterrupt
-        found.append(baseline.evaluate(Point(x=x, y=history.state.y)))
+        metrics.append(baseline.evaluate(Point(x=x, y=history.state.y)))
         total = federation.ledger.total
-        spent, sent = spent + total.rounds, sent + _bytes(total)
-    best = _best([metrics[judge[0]] for metrics in found], judge[1])
-    return Outcome(baseline.name, found[best], best, len(found), spent, sent)
+        total_rounds, total_bytes = total_rounds + total.rounds, total_bytes + _bytes(total)
+    best = _best([candidates[criterion[0]] for candidates in metrics], criterion[1])
+    return Outcome(baseline.name, metrics[best], best, len(metrics), total_rounds, total_bytes)
 
 
 def _rounds_each(baseline: Baseline, federation: Engine, rounds: int, budget: int) -> int:
-    """Return how many rounds each candidate takes; 0 if the budget allows too few."""
+    """Return the number of rounds of each candidate; 0 if the budget allows too few."""
     count, first = len(baseline.candidates), baseline.candidates[0]
     if count == 1:
         return rounds
-    each = _bytes(cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total)
-    left = budget / (each * count)
-    share = int(left - _PROBING * most_probes(1))
-    if most_probes(share) > most_probes(1):
-        share = int(left / (1 + _PROBING / 10))  # a tenth of the rounds search
-    share = min(rounds, share)
-    return share if share >= min(rounds, _FEWEST) else 0
+    bytes_per_round = _bytes(
+        cost(fedavg(baseline.problem, 1.0), federation, first, baseline.y0).total
+    )
+    affordable = budget / (bytes_per_round * count)
+    rounds_each = int(affordable - _PROBING * most_probes(1))
+    if most_probes(rounds_each) > most_probes(1):
+        rounds_each = int(affordable / (1 + _PROBING / 10))  # a tenth of the rounds search
+    rounds_each = min(rounds, rounds_each)
+    return rounds_each if rounds_each >= min(rounds, _FEWEST) else 0
 
 
 def _best(values: Sequence[float], goal: Goal) -> int:
@@ -129,18 +132,12 @@ def _best(values: Sequence[float], goal: Goal) -> int:
     return min(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
 
 
-def _fedavg(baseline: Baseline, rounds: int) -> Method:
-    """Return FedAvg with automatic steps."""
-    build = FromPlan(fedavg, baseline.problem)
-    return auto_steps(build, baseline.problem, baseline.candidates[0], rounds)
-
-
 def _bytes(traffic: Traffic) -> int:
     return traffic.bytes_down + traffic.bytes_up
 
 
 def table(outcomes: Sequence[Outcome], method: str, last: Json, metric: str) -> str:
-    """Return a run's result and those of its baselines as a plain-text table.
+    """Return the results of a run and of the baselines as a plain-text table.
 
     Args:
         outcomes: of the baselines.
@@ -150,15 +147,18 @@ def table(outcomes: Sequence[Outcome], method: str, last: Json, metric: str) -> 
     """
     sent = last["bytes_down"] + last["bytes_up"]
     rows = [(method, last[metric], last["communication_rounds"], sent)]
-    run = [one for one in outcomes if one.metrics]
-    rows += [(one.name, one.metrics[metric], one.rounds, one.sent) for one in run]
+    finished = [outcome for outcome in outcomes if outcome.metrics]
+    rows += [
+        (outcome.name, outcome.metrics[metric], outcome.rounds, outcome.sent)
+        for outcome in finished
+    ]
     width = max(len(name) for name, *_ in rows)
     title = metric.replace("_", " ")
     lines = [f"{'':{width}}  {title:>{max(9, len(title))}}  {'exchanges':>9}  {'sent':>9}"]
     for name, value, rounds, encoded_bytes in rows:
         number = f"{value:.4f}".rjust(max(9, len(title)))
         lines.append(f"{name:{width}}  {number}  {rounds:>9,}  {size(encoded_bytes):>9}")
-    skipped = [one.name for one in outcomes if not one.metrics]
+    skipped = [outcome.name for outcome in outcomes if not outcome.metrics]
     lines += [
         f"Skipped {name}: the byte budget allows fewer than {_FEWEST} exchanges per candidate."
         for name in skipped
@@ -175,4 +175,4 @@ def save(outcomes: Sequence[Outcome], directory: Path) -> None:
 def load(directory: Path) -> list[Outcome]:
     """Read the outcomes from a run's folder; an empty list if there are none."""
     file = directory / FILE
-    return [Outcome(**one) for one in json.loads(file.read_text())] if file.is_file() else []
+    return [Outcome(**fields) for fields in json.loads(file.read_text())] if file.is_file() else []

@@ -14,7 +14,7 @@ class Noisy(NamedTuple):
 
     Attributes:
         labels: the labels that the clients hold.
-        wrong: whether each is wrong.
+        wrong: a mask of the wrong labels.
         rates: each client's expected share of wrong labels.
     """
 
@@ -31,8 +31,12 @@ def corrupted(labels: np.ndarray, parts: Rows, share: float, classes: int, seed:
     """
     if not 0 < share < 1:
         raise UserError(f"The share of wrong labels must be between 0 and 1, got {share}.")
-    rng, reach = seed_rng(seed, Purpose.WRONG_LABELS), min(share, 1 - share)
-    spread = np.linspace(-reach, reach, len(parts)) if len(parts) > 1 else np.zeros(1)
+    rng, largest_deviation = seed_rng(seed, Purpose.WRONG_LABELS), min(share, 1 - share)
+    spread = (
+        np.linspace(-largest_deviation, largest_deviation, len(parts))
+        if len(parts) > 1
+        else np.zeros(1)
+    )
     rates = rng.permutation(share + spread)
     noisy, wrong = labels.copy(), np.zeros(len(labels), bool)
     for rows, rate in zip(parts, rates, strict=True):
@@ -42,9 +46,9 @@ def corrupted(labels: np.ndarray, parts: Rows, share: float, classes: int, seed:
 
 
 def set_apart(parts: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
-    """Take about `count` rows evenly from the clients; return (the remaining rows, those taken).
+    """Take about `count` rows evenly from the clients; return (remaining rows, taken rows).
 
-    Every client keeps at least one row; if it has too few, others do not give more instead.
+    Every client keeps at least one row; missing rows are not taken from other clients instead.
     """
     if any(len(rows) < 2 for rows in parts):
         raise UserError("Every client needs at least two rows: one to train on and one clean one.")
@@ -54,7 +58,7 @@ def set_apart(parts: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
         )
     rng, sizes = seed_rng(seed, Purpose.CLEAN_ROWS), np.full(len(parts), count // len(parts))
     sizes[: count % len(parts)] += 1
-    mixed = [rng.permutation(rows) for rows in parts]
-    cuts = [min(size, len(rows) - 1) for size, rows in zip(sizes, mixed, strict=True)]
-    lower = [rows[cut:] for rows, cut in zip(mixed, cuts, strict=True)]
-    return lower, [rows[:cut] for rows, cut in zip(mixed, cuts, strict=True)]
+    shuffled = [rng.permutation(rows) for rows in parts]
+    cuts = [min(size, len(rows) - 1) for size, rows in zip(sizes, shuffled, strict=True)]
+    lower = [rows[cut:] for rows, cut in zip(shuffled, cuts, strict=True)]
+    return lower, [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]

@@ -29,8 +29,8 @@ from simfbo.core.problem import PyTree
 
 _ROW_MAJOR = Layout(major_to_minor=(0, 1, 2, 3))
 
-# Copying one number into the matrix of blocks is assumed to cost as much as this many
-# multiplications: for LeNet-5 the tiles chosen so take at most 5 % more CPU time than the best of
+# The assumed cost of copying one number into the matrix of blocks, in
+# multiplications: for LeNet-5 the resulting tiles take at most 5 % more CPU time than the best of
 # eleven that were tried.
 _COPY_COST = 64
 
@@ -79,12 +79,12 @@ def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
 
 
 def gauss_newton(outputs: Callable[[PyTree], jax.Array], parameters: PyTree) -> jax.Array:
-    """Return the outputs of a network such that the Hessian of a loss is that of Gauss and Newton.
+    """Return a network's outputs such that the Hessian of a loss becomes its Gauss-Newton matrix.
 
     Values and gradients are exact. The second derivative of a loss of the outputs is J' H J, with J
-    the derivative of the outputs and H the Hessian of the loss with respect to them: never negative
-    for a convex loss. A penalty then makes the lower problem as good as strongly convex, so that v
-    converges where with the Hessian itself it diverges. What a hypergradient leaves out is the
+    the derivative of the outputs and H the Hessian of the loss with respect to them: positive
+    semidefinite for a convex loss. With a penalty the lower problem is then as good as strongly
+    convex, and v converges where it diverges with the exact Hessian. The hypergradient neglects the
     curvature of the network, times the residuals.
 
     Args:
@@ -103,8 +103,8 @@ def gauss_newton(outputs: Callable[[PyTree], jax.Array], parameters: PyTree) -> 
     """
     at = jax.lax.stop_gradient(parameters)
     step = jax.tree.map(jnp.subtract, parameters, at)
-    found, change = jax.jvp(outputs, (at,), (step,))
-    return found + change
+    value, change = jax.jvp(outputs, (at,), (step,))
+    return value + change
 
 
 def _check_conv(
@@ -145,7 +145,7 @@ def _conv2d(images: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax
 def _gather_blocks(
     images: jax.Array, counts: tuple[int, int], tile: tuple[int, int], kernel: tuple[int, int]
 ) -> jax.Array:
-    """Return [block pixels x cin, tiles x batch]: a column holds all that one tile depends on.
+    """Return [block pixels x cin, tiles x batch]: a column holds the inputs of one tile.
 
     The images are cut into blocks of a tile's size, padded with zeros to whole blocks; the tile at
     (i, j) depends on the blocks from (i, j) up to as many more as the kernel overhangs.
@@ -176,10 +176,10 @@ def _expand_kernel(kernel: jax.Array, tile_h: int, tile_w: int) -> jax.Array:
 
 @functools.cache
 def _toeplitz_places(kh: int, kw: int, tile_h: int, tile_w: int) -> np.ndarray:
-    """Return the 0/1 tensor [kernel pixel, tile pixel, block pixel] of which multiplies which.
+    """Return the 0/1 tensor [kernel pixel, tile pixel, block pixel] of products in the convolution.
 
-    Block pixels are ordered as `_gather_blocks` orders them: block row, block column, then row and
-    column within the block.
+    Block pixels are ordered as in `_gather_blocks`: block row, block column, then row and column
+    within the block.
     """
     joint = np.einsum("apmi,bqnj->abpqmnij", _line_places(kh, tile_h), _line_places(kw, tile_w))
     return joint.reshape(kh * kw, tile_h * tile_w, -1)
@@ -193,7 +193,7 @@ def _line_places(taps: int, tile: int) -> np.ndarray:
 
 
 def _blocks_per_tile(tile: int, taps: int) -> int:
-    """Return how many blocks in a row the outputs of one tile depend on."""
+    """Return the number of blocks in a row that one tile's outputs depend on."""
     return -(-(tile + taps - 1) // tile)
 
 
@@ -201,7 +201,7 @@ def _blocks_per_tile(tile: int, taps: int) -> int:
 def _choose_tiles(
     height: int, width: int, kh: int, kw: int, cin: int, cout: int
 ) -> tuple[int, int]:
-    """Return the tile sides of least cost in copying and multiplying."""
+    """Return the tile sides with the lowest cost of copying and multiplying."""
 
     def cost(sides: tuple[int, int]) -> float:
         counts = (-(-(height - kh + 1) // sides[0]), -(-(width - kw + 1) // sides[1]))
@@ -215,7 +215,6 @@ def _choose_tiles(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1)
 def _max_pool(images: jax.Array, size: int) -> jax.Array:
-    """Return the pooled images."""
     return _from_batch_minor(_first_maximum(_windows(images, size))[0])
 
 
@@ -244,7 +243,7 @@ def _windows(images: jax.Array, size: int) -> jax.Array:
 
 
 def _first_maximum(windows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return each window's maximum and the row-major place where it first occurs."""
+    """Return each window's maximum and the row-major position of its first occurrence."""
     size = windows.shape[2]
     largest = windows[:, :, 0, :, 0]
     place = jnp.zeros(largest.shape, jnp.int32)
@@ -256,15 +255,15 @@ def _first_maximum(windows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _to_batch_minor(images: jax.Array) -> jax.Array:
-    """Return the images as [channels, height, width, batch], in that order in memory too.
+    """Transpose images to [channels, height, width, batch], in memory too.
 
     Without the constraint XLA keeps [batch, height, width, channels] in memory and a round of the
-    CIFAR network takes 1.6 times as long. The constraint must name the usual order of the array it
-    applies to: JAX 0.10 misreads arrays that leave `jit` in any other order.
+    CIFAR network takes 1.6 times as long. The constraint must name the default order of the array
+    it applies to: JAX 0.10 misreads arrays that leave `jit` in any other order.
     """
     return with_layout_constraint(images.transpose(3, 1, 2, 0), _ROW_MAJOR)
 
 
 def _from_batch_minor(pixels: jax.Array) -> jax.Array:
-    """Return [channels, height, width, batch] as [batch, height, width, channels]."""
+    """Transpose [channels, height, width, batch] to [batch, height, width, channels]."""
     return pixels.transpose(3, 1, 2, 0)

@@ -6,8 +6,8 @@ the upper loss validates it on fold k:
     g_i = mean over rows of  K/(K-1) sum_{k != fold} loss(x, y_k, row)  +  lambda/2 ||y||^2
     f_i = mean over rows of  loss(y_fold, row)
 
-So every row is used for training and for validation, however few rows a client has. Predictions
-use the mean of the K models.
+Every row is used for training and for validation, however few rows a client has. Predictions use
+the mean of the K models.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ RowLosses = Callable[[PyTree, Linear, Batch], jax.Array]
 
 
 class Target(IntEnum):
-    """What is predicted where it is no class; a positive number is a number of classes."""
+    """Targets that are not classes; a positive number is a number of classes."""
 
     NUMBER = 0
     COUNT = -1  # with Poisson's law
@@ -45,19 +45,19 @@ class Target(IntEnum):
 def losses(outputs: jax.Array, target: jax.Array, classes: int) -> jax.Array:
     """Return each row's loss.
 
-    It is the cross-entropy for classes, half the squared error for numbers, and half the deviance
-    for counts and sizes, of which the outputs are logarithms.
+    The cross-entropy for classes, half the squared error for numbers, and half the deviance for
+    counts and sizes, where outputs are logarithms of the mean.
     """
     if classes > 0:
         # Masked rather than indexed: the derivative of an index is a scatter, slow on a CPU.
-        own = target[..., None] == jnp.arange(classes, dtype=target.dtype)
-        return jax.nn.logsumexp(outputs, -1) - jnp.sum(jnp.where(own, outputs, 0.0), -1)
-    found = outputs[:, 0]
+        is_target = target[..., None] == jnp.arange(classes, dtype=target.dtype)
+        return jax.nn.logsumexp(outputs, -1) - jnp.sum(jnp.where(is_target, outputs, 0.0), -1)
+    output = outputs[:, 0]
     if classes == Target.COUNT:
-        return jnp.exp(found) - target * (found + 1) + xlogy(target, target)
+        return jnp.exp(output) - target * (output + 1) + xlogy(target, target)
     if classes == Target.SIZE:
-        return target * jnp.exp(-found) + found - 1 - jnp.log(target)
-    return 0.5 * (found - target) ** 2
+        return target * jnp.exp(-output) + output - 1 - jnp.log(target)
+    return 0.5 * (output - target) ** 2
 
 
 def zeros(features: int, classes: int, *leading: int) -> Linear:
@@ -89,9 +89,9 @@ def assign_folds(strata: np.ndarray, folds: int, seed: int) -> np.ndarray:
 
 
 def own_folds(strata: np.ndarray, folds: int, seed: int, client: int) -> np.ndarray:
-    """Assign a client's own rows to folds, balanced within each stratum and altogether.
+    """Assign a client's own rows to folds, balanced within each stratum and in total.
 
-    It depends on nothing but these rows, so a client needs nobody else for it.
+    The assignment depends on these rows only, so clients need no communication.
 
     Args:
         strata: a number for each of the client's rows, for example its class.
@@ -100,13 +100,13 @@ def own_folds(strata: np.ndarray, folds: int, seed: int, client: int) -> np.ndar
         client: the client's number.
 
     Example:
-        >>> found = own_folds(np.array([0, 1, 0, 1]), 2, seed=0, client=3)
-        >>> sorted(found[[0, 2]].tolist())
+        >>> folds = own_folds(np.array([0, 1, 0, 1]), 2, seed=0, client=3)
+        >>> sorted(folds[[0, 2]].tolist())
         [0, 1]
     """
     rng, fold = np.random.default_rng([int(Purpose.FOLDS), seed, client]), np.zeros_like(strata)
-    mixed = rng.permutation(len(strata))
-    rows = mixed[np.argsort(strata[mixed], kind="stable")]
+    shuffled = rng.permutation(len(strata))
+    rows = shuffled[np.argsort(strata[shuffled], kind="stable")]
     fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
     return fold.astype(np.int32)
 
@@ -122,21 +122,23 @@ def cross_validated(
         folds: K.
         penalty: lambda.
     """
-    places = np.arange(folds, dtype=np.int32)[:, None]
+    fold_numbers = np.arange(folds, dtype=np.int32)[:, None]
 
-    def each(loss: RowLosses, x: PyTree, y: Linear, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def row_losses(
+        loss: RowLosses, x: PyTree, y: Linear, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
         *rows, fold = batch
-        found = jax.vmap(lambda model: loss(x, model, tuple(rows)))(y)
-        return found, fold[None] == places
+        losses_by_model = jax.vmap(lambda model: loss(x, model, tuple(rows)))(y)
+        return losses_by_model, fold[None] == fold_numbers
 
     def lower(x: PyTree, y: Linear, batch: Batch) -> jax.Array:
-        found, own = each(train, x, y, batch)
-        fit = jnp.where(own, 0.0, found).sum(0).mean() * (folds / (folds - 1))
+        losses_by_model, in_fold = row_losses(train, x, y, batch)
+        fit = jnp.where(in_fold, 0.0, losses_by_model).sum(0).mean() * (folds / (folds - 1))
         return fit + 0.5 * penalty * trees.squared_norm(y)
 
     def upper(x: PyTree, y: Linear, batch: Batch) -> jax.Array:
-        found, own = each(check, x, y, batch)
-        return jnp.where(own, found, 0.0).sum(0).mean()
+        losses_by_model, in_fold = row_losses(check, x, y, batch)
+        return jnp.where(in_fold, losses_by_model, 0.0).sum(0).mean()
 
     return BilevelProblem(upper, lower)
 
@@ -147,18 +149,18 @@ def averaged(y: Linear) -> Linear:
 
 
 def held_out(models: Linear, features: jax.Array, fold: jax.Array) -> jax.Array:
-    """Return the outputs for each row of the model of its fold, which was not trained on it."""
+    """Return each row's outputs by the model of its fold, which was not trained on it."""
     return of_fold(jax.vmap(lambda model: model(features))(models), fold)
 
 
 def of_fold(outputs: jax.Array, fold: jax.Array) -> jax.Array:
-    """Return for each row the outputs of its fold's model, from those of all [K, rows, ...]."""
+    """Select, for each row, the outputs of its fold's model from [K, rows, ...]."""
     return jnp.take_along_axis(outputs, fold[None, :, None], axis=0)[0]
 
 
 @lru_cache(maxsize=32)
 def measures(outputs: Outputs, classes: int) -> Mapping[str, ClientMetric]:
-    """Return what clients measure of outputs: the loss and, of classes, the accuracy.
+    """Return the metrics that clients measure on outputs: the loss and, for classes, the accuracy.
 
     Args:
         outputs: (x, y, batch) -> outputs for each row of a batch (features, target, ...).
@@ -169,36 +171,36 @@ def measures(outputs: Outputs, classes: int) -> Mapping[str, ClientMetric]:
         return losses(outputs(x, y, batch), batch[1], classes).mean()
 
     def accuracy(x: PyTree, y: PyTree, batch: Batch) -> jax.Array:
-        found = outputs(x, y, batch)
-        return (found.argmax(-1).astype(batch[1].dtype) == batch[1]).mean(dtype=found.dtype)
+        scores = outputs(x, y, batch)
+        return (scores.argmax(-1).astype(batch[1].dtype) == batch[1]).mean(dtype=scores.dtype)
 
-    found = {"loss": ClientMetric(loss)}
-    return {**found, "accuracy": ClientMetric(accuracy, "max")} if classes > 0 else found
+    metrics = {"loss": ClientMetric(loss)}
+    return {**metrics, "accuracy": ClientMetric(accuracy, "max")} if classes > 0 else metrics
 
 
 def own_metrics(setting: Setting, classes: int, upper: Loss) -> dict[str, ClientMetric]:
-    """Return what the clients of a task measure: an upper loss and, of classes, the accuracy.
+    """Return the metrics that a task's clients measure: an upper loss and the accuracy of classes.
 
     Args:
         setting: with the outputs.
         classes: the number of classes; 0 if the target is a number.
         upper: the upper loss, without terms that are the same for all clients.
     """
-    found = {"upper_loss": ClientMetric(upper)}
+    metrics = {"upper_loss": ClientMetric(upper)}
     if setting.outputs is None or classes <= 0:
-        return found
-    return {**found, "accuracy": measures(setting.outputs, classes)["accuracy"]}
+        return metrics
+    return {**metrics, "accuracy": measures(setting.outputs, classes)["accuracy"]}
 
 
 def on_both_levels(
     rows: tuple[np.ndarray, ...], parts: Rows, batch_size: int | None
 ) -> FederatedData:
-    """Deal rows to clients; every row is used on both levels."""
+    """Distribute rows to clients, with every row on both levels."""
     return federate(rows, parts, parts, batch_size=batch_size)
 
 
 def upper_loss(problem: BilevelProblem, data: FederatedData) -> Callable[[PyTree], float]:
-    """Return (state) -> F(x, y), the upper loss over all clients; it sees no test data."""
+    """Return (state) -> F(x, y), the upper loss over all clients' validation rows."""
     total = _pooled_upper(problem)
     return lambda state: float(total(data.upper, data.p, state.x, state.y))
 

@@ -12,9 +12,9 @@ def by_class(found: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
         >>> by_class(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
         [0.5, 1.0]
     """
-    right = np.bincount(target, weights=found == target, minlength=classes)
+    correct = np.bincount(target, weights=found == target, minlength=classes)
     count = np.bincount(target, minlength=classes)
-    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
+    return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
 
 def group_means(values: jax.Array, groups: jax.Array, count: int, empty: float = 0.0) -> jax.Array:

@@ -38,7 +38,7 @@ class Model(NamedTuple):
 
 
 def moments(pixels: np.ndarray) -> tuple[float, float]:
-    """Return the exact mean and standard deviation of bytes, without a copy as floats."""
+    """Return the exact mean and standard deviation of bytes without converting them to floats."""
     chunks = (pixels[i : i + _CHUNK] for i in range(0, len(pixels), _CHUNK))
     counts = sum(np.bincount(chunk.ravel(), minlength=256) for chunk in chunks)
     mean = np.average(np.arange(256), weights=counts)
@@ -48,7 +48,7 @@ def moments(pixels: np.ndarray) -> tuple[float, float]:
 def standardise(images: jax.Array, mean: float, deviation: float, dtype: jnp.dtype) -> jax.Array:
     """Return (images - mean) / deviation as floats.
 
-    Images are stored as bytes and converted batch by batch, which takes a quarter of the memory and
+    Images are stored as bytes and converted per batch, which takes a quarter of the memory and
     is faster.
     """
     factor = jnp.asarray(1 / deviation, dtype)

@@ -1,4 +1,4 @@
-"""Personal heads: how useful a shared representation is to clients that were not in training.
+"""Personal heads: the usefulness of a shared representation to clients outside of training.
 
 A client outside the federation takes the representation x and the shared head y, fits a head of its
 own on half of its images,
@@ -35,17 +35,17 @@ class Half(NamedTuple):
 
 
 def halves(images: np.ndarray, labels: np.ndarray, parts: Rows, seed: int) -> tuple[Half, Half]:
-    """Split each client's images into those it fits on and those it is tested on."""
+    """Split each client's images into halves for fitting and testing."""
     fitted, tested = halve(parts, 0.5, seed)
     return padded(images, labels, fitted), padded(images, labels, tested)
 
 
 def padded(images: np.ndarray, labels: np.ndarray, parts: Rows) -> Half:
-    """Return the samples of each client, padded to a common length."""
+    """Stack the samples of the clients, padded to a common length."""
     longest = max(map(len, parts))
     rows = np.stack([np.resize(part, longest) for part in parts])
-    own = np.stack([np.arange(longest) < len(part) for part in parts])
-    weights = own / own.sum(1, keepdims=True)
+    is_sample = np.stack([np.arange(longest) < len(part) for part in parts])
+    weights = is_sample / is_sample.sum(1, keepdims=True)
     return Half(
         jnp.asarray(images[rows]), jnp.asarray(labels[rows]), jnp.asarray(weights, jnp.float32)
     )
@@ -61,19 +61,23 @@ def fit_head(
         labels: [m].
         weights: of the samples; they sum to one.
         shared: the shared head.
-        pull: how strongly the head is pulled towards it.
+        pull: the weight of the penalty on the distance from it.
     """
     # Half the mean squared norm (with the 1 of the bias) bounds the curvature of cross-entropy.
     bound = 0.5 * (weights @ (inputs**2).sum(1) + 1.0) + pull
 
     def loss(head: Linear) -> jax.Array:
-        found = optax.softmax_cross_entropy_with_integer_labels(head(inputs), labels)
-        return weights @ found + 0.5 * pull * trees.squared_norm(trees.subtract(head, shared))
+        cross_entropies = optax.softmax_cross_entropy_with_integer_labels(head(inputs), labels)
+        return weights @ cross_entropies + 0.5 * pull * trees.squared_norm(
+            trees.subtract(head, shared)
+        )
 
     def step(_: PyTree, carry: tuple[Linear, Linear]) -> tuple[Linear, Linear]:
-        head, speed = carry
-        speed = trees.add_scaled(trees.scale(_MOMENTUM, speed), -1 / bound, jax.grad(loss)(head))
-        return trees.add(head, speed), speed
+        head, velocity = carry
+        velocity = trees.add_scaled(
+            trees.scale(_MOMENTUM, velocity), -1 / bound, jax.grad(loss)(head)
+        )
+        return trees.add(head, velocity), velocity
 
     return jax.lax.fori_loop(0, _STEPS, step, (shared, trees.zeros_like(shared)))[0]
 
@@ -85,19 +89,19 @@ def own_accuracies(
 
     Args:
         features: (x, images) -> features.
-        split: what each client fits its head on, and what it is tested on.
-        pull: how strongly heads are pulled towards y.
+        split: the halves for fitting and testing.
+        pull: the weight of the penalty on the distance from y.
     """
 
     @jax.jit
     def accuracies(x: PyTree, y: Linear) -> jax.Array:
-        def one(pair: tuple[Half, Half]) -> jax.Array:
+        def accuracy_of_client(pair: tuple[Half, Half]) -> jax.Array:
             fit, test = pair
             weights = fit.weights.astype(y.weight.dtype)
-            own = fit_head(features(x, fit.images), fit.labels, weights, y, pull)
-            return _accuracy(own(features(x, test.images)), test)
+            head = fit_head(features(x, fit.images), fit.labels, weights, y, pull)
+            return _accuracy(head(features(x, test.images)), test)
 
-        return jax.lax.map(one, split)
+        return jax.lax.map(accuracy_of_client, split)
 
     return accuracies
 
@@ -105,22 +109,24 @@ def own_accuracies(
 def personal_accuracies(
     features: Features, split: tuple[Half, Half], pull: float
 ) -> Callable[[PyTree, Linear], tuple[jax.Array, jax.Array]]:
-    """Return (x, y) -> mean accuracy over clients of their own heads and of the shared head."""
+    """Return (x, y) -> the mean accuracies of the clients' own heads and of the shared head."""
     fitted, tested = split
 
     @jax.jit
     def accuracies(x: PyTree, y: Linear) -> tuple[jax.Array, jax.Array]:
-        def one(fit: Half, test: Half) -> tuple[jax.Array, jax.Array]:
+        def accuracies_of_client(fit: Half, test: Half) -> tuple[jax.Array, jax.Array]:
             weights = fit.weights.astype(y.weight.dtype)
-            own = fit_head(features(x, fit.images), fit.labels, weights, y, pull)
+            head = fit_head(features(x, fit.images), fit.labels, weights, y, pull)
             inputs = features(x, test.images)
-            return _accuracy(own(inputs), test), _accuracy(y(inputs), test)
+            return _accuracy(head(inputs), test), _accuracy(y(inputs), test)
 
-        return jax.tree.map(jnp.mean, jax.lax.map(lambda pair: one(*pair), (fitted, tested)))
+        return jax.tree.map(
+            jnp.mean, jax.lax.map(lambda pair: accuracies_of_client(*pair), (fitted, tested))
+        )
 
     return accuracies
 
 
 def _accuracy(scores: jax.Array, test: Half) -> jax.Array:
-    right = scores.argmax(-1).astype(test.labels.dtype) == test.labels
-    return test.weights @ right.astype(test.weights.dtype)
+    correct = scores.argmax(-1).astype(test.labels.dtype) == test.labels
+    return test.weights @ correct.astype(test.weights.dtype)

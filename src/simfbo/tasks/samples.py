@@ -11,14 +11,14 @@ from simfbo.errors import UserError
 
 
 class Training(NamedTuple):
-    """The rows that linear models train on, and which client holds which.
+    """Training rows of linear models, and their distribution to clients.
 
     Attributes:
         features: [N, d].
         target: [N], class labels from 0, or numbers.
         classes: the number of classes, or a `simfbo.tasks.linear.Target`.
         parts: each client's rows.
-        weight: [N], how much each row counts, one on average; None where all count the same.
+        weight: [N], the rows' weights, one on average; None for equal weights.
     """
 
     features: np.ndarray
@@ -29,7 +29,7 @@ class Training(NamedTuple):
 
     @property
     def strata(self) -> np.ndarray:
-        """Return the classes to balance folds by; a single one if the target is a number."""
+        """The classes to balance folds by; a single one if the target is a number."""
         return self.target if self.classes > 0 else np.zeros(len(self.target), np.int32)
 
 
@@ -53,19 +53,19 @@ class Samples(NamedTuple):
     classes: int
 
     def dealt(self, parts: Rows) -> Training:
-        """Return the training rows as the clients hold them."""
+        """Return the training rows with the clients' parts."""
         return Training(self.features, self.target, self.classes, parts)
 
 
 class Federated(NamedTuple):
-    """Samples, and which client holds which training rows.
+    """Samples, and the distribution of the training rows to clients.
 
     Attributes:
         samples: the rows.
         parts: each client's training rows.
         groups: the group of each training row and of each test row; None if there are no groups.
         group_names: the names of the groups.
-        relevant: whether each feature is relevant; None if unknown.
+        relevant: a mask of relevant features; None if unknown.
     """
 
     samples: Samples
@@ -83,7 +83,7 @@ def standardised(
     classes: int = 0,
     names: tuple[str, ...] = (),
 ) -> Samples:
-    """Standardise all rows by the training rows; a federation needs one exchange of sums for it."""
+    """Standardise all rows by the training rows; a federation would exchange sums once."""
     mean, deviation = features.mean(0), features.std(0)
     # The computed deviation of a constant 0.1 is not exactly zero.
     deviation = np.where(np.ptp(features, 0) > 0, deviation, 1.0)
@@ -94,8 +94,11 @@ def standardised(
     if classes:
         targets = target.astype(np.int32), test_target.astype(np.int32)
     else:
-        middle, spread = target.mean(), target.std() if np.ptp(target) > 0 else 1.0
-        targets = ((part - middle) / spread for part in (target, test_target))
+        mean_target, deviation_of_target = (
+            target.mean(),
+            target.std() if np.ptp(target) > 0 else 1.0,
+        )
+        targets = ((part - mean_target) / deviation_of_target for part in (target, test_target))
         targets = tuple(part.astype(np.float32) for part in targets)
     names = names or tuple(f"feature {j}" for j in range(features.shape[1]))
     return Samples(scaled(features), targets[0], scaled(test_features), targets[1], names, classes)
@@ -123,31 +126,39 @@ def from_table(
         table: from `simfbo.datasets.load_table`.
         parts: each client's rows, for a table without natural clients.
         seed: of the choice of held-out rows.
-        by_client: whether to use the clients as groups instead of the table's own groups.
+        by_client: use the clients as groups instead of the table's own groups.
     """
     if table.clients is not None:
         parts = by_user(table.clients)
     assert parts is not None, "give parts for a table without clients"
     features, names = _with_products(table.features, table.names)
     rng = seed_rng(seed, Purpose.HELD_OUT)
-    mixed = [rng.permutation(rows) for rows in parts]
-    kept, tested = ([rows[len(rows) // 4 :] for rows in mixed],
-                    np.concatenate([rows[: len(rows) // 4] for rows in mixed]))  # fmt: skip
-    if not len(tested):
+    shuffled = [rng.permutation(rows) for rows in parts]
+    training_parts, test_rows = (
+        [rows[len(rows) // 4 :] for rows in shuffled],
+        np.concatenate([rows[: len(rows) // 4] for rows in shuffled]),
+    )
+    if not len(test_rows):
         raise UserError("No client has four rows, so no row can be held out: use fewer clients.")
-    trained = np.concatenate(kept)
+    training_rows = np.concatenate(training_parts)
     samples = standardised(
-        features[trained], table.target[trained], features[tested], table.target[tested],
-        classes=2 if table.binary else 0, names=names,
-    )  # fmt: skip
+        features[training_rows],
+        table.target[training_rows],
+        features[test_rows],
+        table.target[test_rows],
+        classes=2 if table.binary else 0,
+        names=names,
+    )
     group, names = table.groups, table.group_names
     if by_client:
         group, names = owners(parts, len(group)), tuple(f"client {i}" for i in range(len(parts)))
-    return Federated(samples, consecutive(kept), (group[trained], group[tested]), names)
+    return Federated(
+        samples, consecutive(training_parts), (group[training_rows], group[test_rows]), names
+    )
 
 
 def owners(parts: Rows, count: int) -> np.ndarray:
-    """Return the client that holds each of `count` rows.
+    """Return the client of each of `count` rows.
 
     Example:
         >>> owners([np.array([0, 2]), np.array([1])], 3).tolist()
@@ -181,9 +192,9 @@ def synthetic(
     train = [draw(per_client, shift) for shift in shifts]
     test = [draw(100, shift) for shift in shifts]
     inputs, target = (np.concatenate(part) for part in zip(*train, strict=True))
-    unseen, wanted = (np.concatenate(part) for part in zip(*test, strict=True))
+    test_inputs, test_target = (np.concatenate(part) for part in zip(*test, strict=True))
     parts = np.split(np.arange(clients * per_client), clients)
-    samples = standardised(inputs, target, unseen, wanted)
+    samples = standardised(inputs, target, test_inputs, test_target)
     return Federated(samples, parts, relevant=truth != 0)
 
 
@@ -226,8 +237,8 @@ def _with_products(
     for i in range(features.shape[1]):
         for j in range(i, features.shape[1]):
             product = features[:, i] * features[:, j]
-            known = any(np.array_equal(product, column) for column in columns)
-            if np.ptp(product) > 0 and not known:
+            is_duplicate = any(np.array_equal(product, column) for column in columns)
+            if np.ptp(product) > 0 and not is_duplicate:
                 columns.append(product)
                 labels.append(f"{names[i]} * {names[j]}" if i != j else f"{names[i]}²")
     return np.stack(columns, axis=1), tuple(labels)

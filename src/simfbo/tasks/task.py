@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The definition of tasks and their baselines."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,7 +16,7 @@ Outputs = Callable[[PyTree, PyTree, PyTree], jax.Array]
 
 
 class Setting(NamedTuple):
-    """A problem assembled with its data, ready to be trained by any method.
+    """A problem assembled with its data.
 
     Attributes:
         problem: the two losses.
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
         x0: initial upper variable.
         y0: initial lower variable.
         outputs: (x, y, batch) -> the predictions for each row of an upper batch, by a model that
-            was not trained on it; None where there are none.
+            was not trained on it; None if there are none.
     """
 
     problem: BilevelProblem
@@ -64,13 +64,13 @@ class Task(NamedTuple):
         x0: initial upper variable.
         y0: initial lower variable.
         evaluate: (state) -> metrics by name.
-        metric: the metric to watch.
-        goal: whether `metric` should be large ("max") or small ("min").
+        metric: the main metric.
+        goal: "max" if `metric` should be large, "min" if small.
         tuned_by: the metric for tuning, if it is not `metric`; never computed on test data.
         maximise: names of other metrics that should be large; all others should be small.
         baselines: alternatives without a bilevel method, to print next to the result.
-        own_metrics: what clients can measure on their own upper samples besides the upper loss, or
-            in its place.
+        own_metrics: metrics that clients measure on their own upper samples, besides the upper
+            loss or in its place.
     """
 
     name: str
@@ -88,16 +88,16 @@ class Task(NamedTuple):
 
     @property
     def client_metrics(self) -> dict[str, ClientMetric]:
-        """Return what clients can measure on their own upper samples, for `run`."""
+        """The metrics that clients measure on their own upper samples, for `run`."""
         return {"upper_loss": ClientMetric(self.problem.upper), **self.own_metrics}
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what a history says of the metrics, for whoever shows it."""
+        """The entries about metrics in a history's header."""
         return {"metric": self.metric, "goal": self.goal, "maximise": sorted(self.maximise)}
 
     def goal_of(self, metric: str) -> Goal:
-        """Return whether one of the task's metrics should be large or small.
+        """Return the goal of one of the task's metrics: "max" or "min".
 
         Example:
             >>> from simfbo.tasks import quadratic

@@ -1,7 +1,7 @@
-"""Models and losses written in PyTorch, as JAX sees them.
+"""PyTorch models and losses as JAX functions.
 
-`torch.export` traces a loss once per shape; a table of operators replays it in JAX, after which
-nothing of PyTorch is left. PyTorch is needed to trace, not to run what was saved.
+`torch.export` traces a loss once per shape; a table of operators replays it in JAX without PyTorch,
+which is needed for tracing, but not to run saved losses.
 """
 
 import lazy_loader

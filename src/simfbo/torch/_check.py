@@ -1,4 +1,4 @@
-"""A check that a loss written in PyTorch is the same in JAX, derivatives included."""
+"""Comparison of a PyTorch loss and its derivatives with their replay in JAX."""
 
 import warnings
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Differences(NamedTuple):
     Attributes:
         value: of the loss.
         gradient: of its gradients with respect to x and y.
-        hessian: of grad^2_yy v; None if PyTorch lacks the second derivative of an operator.
+        hessian: of grad^2_yy v; None if PyTorch has no second derivative of an operator.
         mixed: of grad^2_xy v; None likewise.
     """
 
@@ -40,7 +40,7 @@ def check_loss(
 
     Args:
         loss: (x, y, batch) -> scalar tensor, before or after `from_torch`.
-        example: x, y and a batch, as arrays. PyTorch gets dictionaries in the order they have.
+        example: x, y and a batch, as arrays. Dictionaries are passed to PyTorch in their order.
         tolerance: the largest difference allowed; 1e-5 suits single precision.
 
     Returns:
@@ -59,28 +59,23 @@ def check_loss(
     """
     function = loss.__wrapped__ if isinstance(loss, TorchFunction) else loss
     arrays = jax.tree.map(lambda a: np.asarray(jnp.asarray(a)), in_order(example))
-    plain = jax.tree.map(jnp.asarray, example)  # as JAX passes it on: keys are sorted
-    v = _direction(plain[1])
+    plain = jax.tree.map(jnp.asarray, example)  # JAX sorts the keys
+    rng = np.random.default_rng(0)
+    v = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), plain[1])
     ours, theirs = _in_jax(function, plain, v), _in_torch(function, arrays, v)
     pairs = zip(ours, theirs, strict=True)
-    found = Differences(*(_difference(*pair) for pair in pairs))  # pyright: ignore[reportArgumentType]
-    for name, difference in found._asdict().items():
+    differences = Differences(*(_difference(*pair) for pair in pairs))  # pyright: ignore[reportArgumentType]
+    for name, difference in differences._asdict().items():
         if difference is not None and not difference <= tolerance:
             raise UserError(
                 f"The {name} of '{from_torch(function).__name__}' differs between PyTorch and JAX "
                 f"by {difference:.1e}: report the loss, and write it in JAX until then."
             )
-    return found
-
-
-def _direction(y: PyTree) -> PyTree:
-    """Return a v of y's shape, always the same one."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), y)
+    return differences
 
 
 def _in_jax(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
-    """Return value, gradients, Hessian product and mixed product."""
+    """Compute value, gradients, Hessian product and mixed product."""
     replayed = from_torch(function)
     problem = BilevelProblem(replayed, replayed)
 
@@ -95,7 +90,7 @@ def _in_jax(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
 
 
 def _in_torch(function: Any, example: Any, v: PyTree) -> tuple[PyTree, ...]:
-    """Return the same from `torch.func`; None for products it cannot take."""
+    """Compute the same by `torch.func`; None for unsupported products."""
     torch = require("torch", "torch")
 
     def tensors(tree: PyTree) -> PyTree:
@@ -137,7 +132,7 @@ def _difference(ours: PyTree, theirs: PyTree) -> float | None:
 
 
 def _by_name(tree: PyTree) -> dict[str, Any]:
-    """Return a tree's leaves by name: dictionaries may be in different orders."""
+    """Return a tree's leaves by name, independent of the order of dictionaries."""
     return dict(zip(names(tree), jax.tree.leaves(tree), strict=True))
 
 
@@ -146,6 +141,6 @@ def _largest(array: np.ndarray) -> float:
 
 
 def _gap(ours: np.ndarray, theirs: np.ndarray, scale: float) -> float:
-    """Return the largest difference over a scale; what is NaN in PyTorch is not compared."""
+    """Return the largest difference over a scale, without entries that are NaN in PyTorch."""
     gaps = np.where(np.isnan(theirs), 0.0, np.abs(ours - theirs))
     return float(np.where(np.isnan(gaps), np.inf, gaps).max(initial=0.0)) / (scale or 1.0)

@@ -1,4 +1,4 @@
-"""A traced function: operators in order, which JAX replays without PyTorch."""
+"""A traced function: a list of operators that JAX replays without PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ import numpy as np
 from simfbo.errors import UserError, plain
 from simfbo.torch.operators import TABLE
 
-Form = tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of every input
+Form = tuple[tuple[tuple[int, ...], str], ...]  # shapes and dtypes of the inputs
 
 
 class Value(NamedTuple):
-    """A value of the graph: its inputs, its constants and its nodes' results are numbered."""
+    """A value of the graph; inputs, constants and results of nodes are numbered in this order."""
 
     number: int
 
@@ -44,9 +44,9 @@ class Graph(NamedTuple):
 
     Attributes:
         inputs: the inputs' dtypes.
-        constants: arrays that the function holds: buffers, frozen weights.
+        constants: arrays inside the function: buffers, frozen weights.
         nodes: the operators, in order.
-        output: the value it returns.
+        output: the returned value.
     """
 
     inputs: Sequence[str]
@@ -56,29 +56,29 @@ class Graph(NamedTuple):
 
 
 def replay(graph: Graph, inputs: Sequence[jax.Array]) -> jax.Array:
-    """Return the value of a graph for JAX arrays, which may be traced."""
+    """Compute a graph for JAX arrays, which may be traced."""
     values: list[Any] = [
         a.astype(jax.dtypes.canonicalize_dtype(kind))
         for a, kind in zip(inputs, graph.inputs, strict=True)
     ]
     values += map(jnp.asarray, graph.constants)
 
-    def resolve(given: Any) -> Any:
-        if isinstance(given, Value):
-            return values[given.number]
-        if isinstance(given, Dtype):
-            return jax.dtypes.canonicalize_dtype(given.name)
-        return [resolve(one) for one in given] if isinstance(given, list) else given
+    def resolve(argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return values[argument.number]
+        if isinstance(argument, Dtype):
+            return jax.dtypes.canonicalize_dtype(argument.name)
+        return [resolve(item) for item in argument] if isinstance(argument, list) else argument
 
     for node in graph.nodes:
-        arguments = [resolve(one) for one in node.arguments]
-        options = {name: resolve(one) for name, one in node.options.items()}
+        arguments = [resolve(item) for item in node.arguments]
+        options = {name: resolve(item) for name, item in node.options.items()}
         values.append(_result(node.operator, arguments, options))
     return values[graph.output.number]
 
 
 def _result(operator: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-    """Return an operator's result; raise a sentence if JAX refuses what PyTorch accepted."""
+    """Apply an operator; raise a sentence if JAX rejects arguments that PyTorch accepted."""
     try:
         return TABLE[operator](*arguments, **options)
     except UserError:

@@ -1,4 +1,4 @@
-"""Losses written in PyTorch as losses in JAX."""
+"""PyTorch losses as JAX losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class TorchFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Take a function of trees of tensors that returns one tensor."""
-        self.__wrapped__ = function  # so that a resumed run can tell what it was started with
+        self.__wrapped__ = function  # identifies the loss in a resumed run
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._graphs: dict[tuple[Any, Form], Graph] = {}
 
@@ -29,25 +29,27 @@ class TorchFunction:
         return replay(self.graph(structure, form_of(leaves)), leaves)
 
     def graph(self, structure: Any, form: Form) -> Graph:
-        """Return the graph for arguments of one structure and form, traced if it is new."""
+        """Return the graph for arguments of one structure and form, tracing it if it is new."""
         if (structure, form) not in self._graphs:
-            found = trace(self.__wrapped__, structure, form)
-            self._graphs[structure, form] = found._replace(constants=self._shared(found.constants))
+            traced = trace(self.__wrapped__, structure, form)
+            self._graphs[structure, form] = traced._replace(
+                constants=self._shared(traced.constants)
+            )
         return self._graphs[structure, form]
 
     def _shared(self, constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Return a new graph's constants: the same arrays as in earlier ones, held once.
+        """Replace a new graph's constants by the equal arrays of earlier graphs.
 
         Raises:
-            UserError: If a frozen weight has changed since.
+            UserError: If a frozen weight has changed.
         """
-        earlier = next((one.constants for one in self._graphs.values()), None)
+        earlier = next((graph.constants for graph in self._graphs.values()), None)
         if earlier is None or [a.shape for a in earlier] != [a.shape for a in constants]:
-            return constants  # the first ones, or such as depend on the shapes
+            return constants  # of the first graph, or dependent on the shapes
         if any(a.tobytes() != b.tobytes() for a, b in zip(earlier, constants, strict=True)):
             raise UserError(
                 f"'{self.__name__}' uses weights or buffers that have changed since it was first "
-                "traced: make it anew with from_torch."
+                "traced: create it again with from_torch."
             )
         return earlier
 
@@ -67,18 +69,18 @@ class TorchLoss(TorchFunction):
 
 
 def from_torch(loss: Callable[..., Any]) -> TorchLoss:
-    """Return a loss written in PyTorch as a loss in JAX.
+    """Convert a PyTorch loss to a JAX loss.
 
-    `torch.export` traces it once per shape of its arguments into operators that JAX replays.
-    Nothing of PyTorch is left after that: derivatives of any order, every engine, Flower,
-    checkpoints and the ledger work as for a loss written in JAX.
+    `torch.export` traces it once per shape of its arguments into operators that JAX replays without
+    PyTorch: derivatives of any order, every engine, Flower, checkpoints and the ledger work as for
+    a loss written in JAX.
 
-    The loss must be deterministic, and its control flow must not depend on values; where it cannot
-    be traced, a sentence says what to change. Its arguments are trees of tensors: parameters for
-    `torch.func.functional_call`, and a batch of samples, whole numbers as int64. JAX sorts the keys
-    of plain dictionaries, so a loss that depends on their order is refused; ordered dictionaries,
-    such as those of `parameters` and `split`, arrive in the order they have. What else it uses,
-    such as a module's buffers and frozen weights, is taken as it is when the loss is traced.
+    The loss must be deterministic, and its control flow must not depend on values; if it cannot be
+    traced, the error says what to change. Its arguments are trees of tensors: parameters for
+    `torch.func.functional_call`, and a batch of samples, integers as int64. JAX sorts the keys of
+    plain dictionaries, so a loss that depends on their order is rejected; ordered dictionaries,
+    such as those of `parameters` and `split`, keep their order. Other tensors, such as a module's
+    buffers and frozen weights, keep the values they have when the loss is traced.
 
     Args:
         loss: (x, y, batch) -> scalar tensor.

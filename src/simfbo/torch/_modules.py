@@ -1,4 +1,4 @@
-"""Modules: their parameters in and out, and split into upper and lower ones.
+"""Modules: reading and writing their parameters, and splitting them into upper and lower ones.
 
 Parameters are ordered dictionaries, whose order JAX keeps; it sorts the keys of plain ones.
 """
@@ -19,7 +19,7 @@ Arrays = OrderedDict[str, np.ndarray]
 
 
 def parameters(module: Any) -> Arrays:
-    """Return a module's parameters by name, in PyTorch's order, as arrays to start from.
+    """Return a module's parameters by name, in PyTorch's order, as initial arrays.
 
     Example:
         >>> import torch
@@ -42,19 +42,19 @@ def load(module: Any, *trees: Mapping[str, PyTree]) -> Any:
         [2.0]
     """
     torch = require("torch", "torch")
-    own = dict(module.named_parameters())
-    given = {name: np.asarray(a) for tree in trees for name, a in tree.items()}
-    for name, array in given.items():
-        if name not in own:
-            raise UserError(f"The module has no parameter '{name}'. {_some(own)}")
-        if array.shape != tuple(own[name].shape):
+    tensors = dict(module.named_parameters())
+    arrays = {name: np.asarray(a) for tree in trees for name, a in tree.items()}
+    for name, array in arrays.items():
+        if name not in tensors:
+            raise UserError(f"The module has no parameter '{name}'. {_some(tensors)}")
+        if array.shape != tuple(tensors[name].shape):
             raise UserError(
-                f"The parameter '{name}' has the shape {list(own[name].shape)}, got "
+                f"The parameter '{name}' has the shape {list(tensors[name].shape)}, got "
                 f"{list(array.shape)}."
             )
     with torch.no_grad():
-        for name, array in given.items():
-            own[name].copy_(torch.from_numpy(np.array(array)))
+        for name, array in arrays.items():
+            tensors[name].copy_(torch.from_numpy(np.array(array)))
     return module
 
 
@@ -65,8 +65,8 @@ class SplitModule(NamedTuple):
 
     Attributes:
         module: the module.
-        x: its upper parameters by name, to start from.
-        y: its lower parameters by name, to start from.
+        x: its initial upper parameters by name.
+        y: its initial lower parameters by name.
     """
 
     module: Any
@@ -82,7 +82,7 @@ class SplitModule(NamedTuple):
 def split(module: Any, *, upper: Globs, lower: Globs | None = None) -> SplitModule:
     """Divide a module's parameters into upper and lower ones by their names.
 
-    Parameters that are in neither stay as they are.
+    All other parameters are frozen.
 
     Args:
         module: the module, in evaluation mode if it has dropout or batch normalisation.
@@ -96,34 +96,36 @@ def split(module: Any, *, upper: Globs, lower: Globs | None = None) -> SplitModu
         >>> list(model.x), list(model.y)
         (['0.weight', '0.bias'], ['2.weight', '2.bias'])
     """
-    found = parameters(module)
-    x = _matching(found, upper)
-    others = OrderedDict((name, a) for name, a in found.items() if name not in x)
-    y = others if lower is None else _matching(found, lower)
-    if both := [name for name in x if name in y]:
-        raise UserError(f"The parameter '{both[0]}' is named both upper and lower: name it once.")
+    all_parameters = parameters(module)
+    x = _matching(all_parameters, upper)
+    others = OrderedDict((name, a) for name, a in all_parameters.items() if name not in x)
+    y = others if lower is None else _matching(all_parameters, lower)
+    if in_both := [name for name in x if name in y]:
+        raise UserError(
+            f"The parameter '{in_both[0]}' is named both upper and lower: name it once."
+        )
     if not y:
         raise UserError(f"'{upper}' names all parameters: leave some of them to the other level.")
     return SplitModule(module, x, y)
 
 
-def _matching(found: Arrays, globs: Globs) -> Arrays:
-    """Return the parameters that any of the globs names; raise if one names none."""
+def _matching(candidates: Arrays, globs: Globs) -> Arrays:
+    """Return the parameters that match any of the globs; raise if a glob matches none."""
     chosen: set[str] = set()
     for glob in [globs] if isinstance(globs, str) else globs:
-        names = [name for name in found if fnmatchcase(name, glob)]
+        names = [name for name in candidates if fnmatchcase(name, glob)]
         if not names:
-            raise UserError(f"No parameter is named '{glob}'. {_some(found)}")
+            raise UserError(f"No parameter is named '{glob}'. {_some(candidates)}")
         chosen.update(names)
-    return OrderedDict((name, a) for name, a in found.items() if name in chosen)
+    return OrderedDict((name, a) for name, a in candidates.items() if name in chosen)
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return a sentence with the first names.
+    """List the first names in a sentence.
 
     Example:
         >>> _some(["a", "b"])
         'Its parameters are a, b.'
     """
-    found = list(names)
-    return f"Its parameters are {', '.join(found[:8])}{', ...' if len(found) > 8 else ''}."
+    all_names = list(names)
+    return f"Its parameters are {', '.join(all_names[:8])}{', ...' if len(all_names) > 8 else ''}."

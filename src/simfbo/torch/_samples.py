@@ -1,4 +1,4 @@
-"""Samples from where PyTorch users have them: arrays, tensors, datasets and loaders."""
+"""Samples from arrays, tensors, PyTorch datasets and loaders."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,44 +25,44 @@ class Labelled(NamedTuple):
 
 
 def samples_of(source: Any) -> Labelled:
-    """Return the samples in a DataLoader, a Dataset, or a tuple of arrays that ends with labels.
+    """Read the samples of a DataLoader, a Dataset, or a tuple of arrays that ends with labels.
 
     A loader or dataset is read once, from its first sample to its last.
     """
     torch = require("torch", "torch")
     if isinstance(source, torch.utils.data.DataLoader):
-        found = _joined([_arrays(torch, batch) for batch in source], np.concatenate)
+        samples = _joined([_arrays(torch, batch) for batch in source], np.concatenate)
     elif isinstance(source, torch.utils.data.TensorDataset):
-        found = _arrays(torch, source.tensors)
+        samples = _arrays(torch, source.tensors)
     elif isinstance(source, torch.utils.data.Dataset):
-        found = _joined([_arrays(torch, one) for one in _items(source)], np.stack)
+        samples = _joined([_arrays(torch, item) for item in _items(source)], np.stack)
     else:
-        found = _arrays(torch, source)
-    return _labelled(found)
+        samples = _arrays(torch, source)
+    return _labelled(samples)
 
 
 def _items(dataset: Any) -> Any:
-    """Return a dataset's samples one by one, whether it has a length or is iterated."""
+    """Iterate over a dataset's samples, by index if it has a length."""
     return (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
 
 
 def _arrays(torch: Any, tree: Any) -> Any:
-    """Return a tree with tensors, numbers and images as arrays."""
+    """Convert tensors, numbers and images in a tree to arrays."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, Mapping):
-        return {key: _arrays(torch, one) for key, one in tree.items()}
-    several = isinstance(tree, tuple) or (isinstance(tree, list) and _of_arrays(torch, tree))
-    return tuple(_arrays(torch, one) for one in tree) if several else np.asarray(tree)
+        return {key: _arrays(torch, child) for key, child in tree.items()}
+    is_sequence = isinstance(tree, tuple) or (isinstance(tree, list) and _of_arrays(torch, tree))
+    return tuple(_arrays(torch, child) for child in tree) if is_sequence else np.asarray(tree)
 
 
-def _of_arrays(torch: Any, given: list[Any]) -> bool:
-    """Return whether a list holds a batch's arrays, as a loader's do, rather than numbers."""
-    return bool(given) and isinstance(given[0], torch.Tensor | np.ndarray | Mapping)
+def _of_arrays(torch: Any, items: list[Any]) -> bool:
+    """Check whether a list holds a batch's arrays, as from a loader, rather than numbers."""
+    return bool(items) and isinstance(items[0], torch.Tensor | np.ndarray | Mapping)
 
 
 def _joined(parts: Sequence[Any], join: Any) -> Any:
-    """Return batches or samples together."""
+    """Join batches or samples."""
     if not parts:
         raise UserError("A client's dataset is empty: leave the client out.")
     try:
@@ -74,15 +74,15 @@ def _joined(parts: Sequence[Any], join: Any) -> Any:
         ) from None
 
 
-def _labelled(found: Any) -> Labelled:
-    """Return inputs and labels; the labels are the last of a tuple, or named so."""
-    if isinstance(found, dict):
-        name = next((name for name in _LABELS if name in found), None)
+def _labelled(samples: Any) -> Labelled:
+    """Split samples into inputs and labels: the last of a tuple, or the entry of that name."""
+    if isinstance(samples, dict):
+        name = next((name for name in _LABELS if name in samples), None)
         if name is None:
-            raise UserError(f"Samples in a dictionary need 'labels', got {brief(list(found))}.")
-        inputs, labels = {key: a for key, a in found.items() if key != name}, found[name]
-    elif isinstance(found, tuple) and len(found) > 1:
-        inputs, labels = found[0] if len(found) == 2 else found[:-1], found[-1]
+            raise UserError(f"Samples in a dictionary need 'labels', got {brief(list(samples))}.")
+        inputs, labels = {key: a for key, a in samples.items() if key != name}, samples[name]
+    elif isinstance(samples, tuple) and len(samples) > 1:
+        inputs, labels = samples[0] if len(samples) == 2 else samples[:-1], samples[-1]
     else:
         raise UserError("Samples must be (inputs, labels), or a dictionary with 'labels'.")
     labels = np.asarray(labels)

@@ -1,7 +1,7 @@
 """Traced losses in a file, for machines without PyTorch.
 
-The file is JSON, which Flower packs into an app: per loss the graphs for several batch sizes, and
-arrays in base64.
+The file is JSON, which Flower packs into an app: the graphs of each loss for several batch sizes,
+and arrays in base64.
 """
 
 import base64
@@ -25,12 +25,13 @@ from simfbo.torch._loss import TorchFunction
 from simfbo.torch.operators import TABLE
 
 _FORMAT = 1
-_KINDS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32",
-                    "float64"})  # fmt: skip
+_KINDS = frozenset(
+    {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
+)
 
 
 class Saved(NamedTuple):
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         losses: functions (x, y, batch) -> scalar by name, in JAX.
@@ -62,7 +63,7 @@ def save(
         y0: initial lower variable.
         batch: an example of a few samples.
         sizes: batch sizes to trace for. Batches of other sizes are computed sample by sample,
-            which is right only for losses that are means over samples: this is tried on the
+            which is correct only for losses that are means over samples; this is checked on the
             example.
     """
     if any(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(batch)):
@@ -70,19 +71,19 @@ def save(
     for name, loss in losses.items():
         _require_mean(name, loss, x0, y0, batch)
     arrays: list[np.ndarray] = []
-    found = {
+    graphs = {
         name: [_graph_for(loss, x0, y0, batch, size, arrays) for size in sorted({1, *sizes})]
         for name, loss in losses.items()
     }
     start = {"x0": _encoded_tree(x0, arrays), "y0": _encoded_tree(y0, arrays)}
-    stored = {"format": _FORMAT, "losses": found, **start, "arrays": [*map(_packed, arrays)]}
-    _decoded_file(stored)  # nothing is written that cannot be read
+    stored = {"format": _FORMAT, "losses": graphs, **start, "arrays": [*map(_packed, arrays)]}
+    _decoded_file(stored)  # raises if it could not be read
     stored["sha256"] = _digest(stored)
     write_atomic(Path(path), json.dumps(stored, allow_nan=False) + "\n")
 
 
 def restore(path: str | Path) -> Saved:
-    """Read losses that `save` wrote; PyTorch is not needed.
+    """Read losses written by `save`, without PyTorch.
 
     Args:
         path: the file.
@@ -105,9 +106,9 @@ def restore(path: str | Path) -> Saved:
 
 
 def _decoded_file(stored: Any) -> Saved:
-    """Return what a file's JSON holds."""
-    arrays = [_unpacked(one) for one in stored["arrays"]]
-    losses = {name: _loss(name, found, arrays) for name, found in stored["losses"].items()}
+    """Build losses and variables from a file's JSON."""
+    arrays = [_unpacked(stored_array) for stored_array in stored["arrays"]]
+    losses = {name: _loss(name, graphs, arrays) for name, graphs in stored["losses"].items()}
     return Saved(losses, *(_decoded_tree(stored[key], arrays) for key in ("x0", "y0")))
 
 
@@ -119,12 +120,10 @@ def _require_mean(name: str, loss: Any, x0: PyTree, y0: PyTree, batch: PyTree) -
     """Raise unless a loss is the mean of its values on an example's single samples."""
     if not isinstance(loss, TorchFunction):
         raise UserError("Only losses from simfbo.torch.from_torch can be saved.")
-    three, value = (
-        jax.tree.map(lambda a: np.asarray(a)[np.arange(3) % len(a)], batch),
-        jax.jit(loss),
-    )
-    singles = [value(x0, y0, jax.tree.map(lambda a, i=i: a[i : i + 1], three)) for i in range(3)]
-    if not np.allclose(value(x0, y0, three), np.mean(singles), rtol=1e-3, equal_nan=True):
+    value = jax.jit(loss)
+    samples = jax.tree.map(lambda a: np.asarray(a)[np.arange(3) % len(a)], batch)
+    singles = [value(x0, y0, jax.tree.map(lambda a, i=i: a[i : i + 1], samples)) for i in range(3)]
+    if not np.allclose(value(x0, y0, samples), np.mean(singles), rtol=1e-3, equal_nan=True):
         raise UserError(
             f"'{name}' is not a mean over the samples of a batch, which a loss must be: weights of "
             "classes, ignored labels and sums make it another function for every batch."
@@ -134,7 +133,7 @@ def _require_mean(name: str, loss: Any, x0: PyTree, y0: PyTree, batch: PyTree) -
 def _graph_for(
     loss: Any, x0: PyTree, y0: PyTree, batch: PyTree, size: int, arrays: list[np.ndarray]
 ) -> Any:
-    """Return a loss's graph for batches of one size, as JSON."""
+    """Encode a loss's graph for batches of one size."""
     sized = jax.tree.map(lambda a: np.zeros((size, *np.shape(a)[1:]), np.asarray(a).dtype), batch)
     arguments = jax.tree.map(jnp.asarray, (x0, y0, sized))
     leaves, structure = jax.tree.flatten(arguments)
@@ -161,8 +160,8 @@ def _graph_for(
 def _loss(
     name: str, stored: Any, arrays: list[np.ndarray]
 ) -> Callable[[PyTree, PyTree, PyTree], jax.Array]:
-    """Return a loss that replays the stored graph of its arguments' form."""
-    graphs = {_key(one["arguments"]): _graph(one, arrays) for one in stored}
+    """Return a loss that replays the stored graph for its arguments' form."""
+    graphs = {_key(sample["arguments"]): _graph(sample, arrays) for sample in stored}
 
     def loss(x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
         arguments = jax.tree.map(jnp.asarray, (x, y, batch))
@@ -176,7 +175,7 @@ def _loss(
                 "it with x0, y0 and a batch like these."
             )
         singles = jax.tree.map(lambda a: a[:, None], arguments[2])
-        return jax.vmap(lambda one: loss(x, y, one))(singles).mean()
+        return jax.vmap(lambda sample: loss(x, y, sample))(singles).mean()
 
     loss.__name__ = name
     return loss
@@ -195,45 +194,45 @@ def _brief(key: Key) -> str:
 
 
 def _graph(stored: Any, arrays: list[np.ndarray]) -> Graph:
-    """Return a stored graph, checked: every operator is known, every value comes before its use."""
-    inputs = [_kind(one) for one in stored["inputs"]]
+    """Decode and validate a graph: operators are known, values are defined before their use."""
+    inputs = [_kind(value) for value in stored["inputs"]]
     constants = [arrays[number] for number in stored["constants"]]
-    known, nodes = len(inputs) + len(constants), []
+    defined, nodes = len(inputs) + len(constants), []
     for operator, arguments, options in stored["nodes"]:
         if operator not in TABLE:
             raise ValueError(f"unknown operator '{operator}'")
-        decoded = {key: _decoded(one, known) for key, one in options.items()}
-        nodes.append(Node(operator, _decoded(arguments, known), decoded))
-        known += 1
-    return Graph(inputs, constants, nodes, _decoded({"value": stored["output"]}, known))
+        decoded = {key: _decoded(value, defined) for key, value in options.items()}
+        nodes.append(Node(operator, _decoded(arguments, defined), decoded))
+        defined += 1
+    return Graph(inputs, constants, nodes, _decoded({"value": stored["output"]}, defined))
 
 
-def _encoded(given: Any) -> Any:
-    """Return an argument as JSON."""
-    if isinstance(given, Value):
-        return {"value": given.number}
-    if isinstance(given, Dtype):
-        return {"dtype": given.name}
-    if isinstance(given, list | tuple):
-        return [_encoded(one) for one in given]
-    if isinstance(given, float) and not np.isfinite(given):
-        return {"float": str(given)}
-    return given
+def _encoded(argument: Any) -> Any:
+    """Encode an argument of a node."""
+    if isinstance(argument, Value):
+        return {"value": argument.number}
+    if isinstance(argument, Dtype):
+        return {"dtype": argument.name}
+    if isinstance(argument, list | tuple):
+        return [_encoded(item) for item in argument]
+    if isinstance(argument, float) and not np.isfinite(argument):
+        return {"float": str(argument)}
+    return argument
 
 
-def _decoded(given: Any, known: int) -> Any:
-    """Return an argument of a node before which so many values are known."""
-    if isinstance(given, list):
-        return [_decoded(one, known) for one in given]
-    if not isinstance(given, dict):
-        return given
-    ((kind, value),) = given.items()
+def _decoded(argument: Any, defined: int) -> Any:
+    """Decode an argument of a node with this number of values before it."""
+    if isinstance(argument, list):
+        return [_decoded(item, defined) for item in argument]
+    if not isinstance(argument, dict):
+        return argument
+    ((kind, value),) = argument.items()
     if kind == "dtype":
         return Dtype(_kind(value))
     if kind == "float":
         return float(value)
-    if kind != "value" or not 0 <= value < known:
-        raise ValueError(f"unknown value {given}")
+    if kind != "value" or not 0 <= value < defined:
+        raise ValueError(f"unknown value {argument}")
     return Value(value)
 
 
@@ -244,37 +243,37 @@ def _kind(name: str) -> str:
 
 
 def _encoded_tree(tree: PyTree, arrays: list[np.ndarray]) -> Any:
-    """Return a tree of dictionaries, lists, tuples and arrays as JSON."""
+    """Encode a tree of dictionaries, lists, tuples and arrays."""
     if isinstance(tree, OrderedDict):
-        return {"ordered": [[key, _encoded_tree(one, arrays)] for key, one in tree.items()]}
+        return {"ordered": [[key, _encoded_tree(child, arrays)] for key, child in tree.items()]}
     if isinstance(tree, Mapping):
-        return {"items": {key: _encoded_tree(one, arrays) for key, one in tree.items()}}
+        return {"items": {key: _encoded_tree(child, arrays) for key, child in tree.items()}}
     if isinstance(tree, list | tuple):
         if hasattr(tree, "_fields"):
             raise UserError("x0 and y0 must be of dictionaries, lists and tuples to be saved.")
         kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [_encoded_tree(one, arrays) for one in tree]}
+        return {kind: [_encoded_tree(child, arrays) for child in tree]}
     return {"array": _number(np.asarray(tree), arrays)}
 
 
-def _decoded_tree(given: Any, arrays: list[np.ndarray]) -> PyTree:
-    ((kind, value),) = given.items()
+def _decoded_tree(encoded: Any, arrays: list[np.ndarray]) -> PyTree:
+    ((kind, value),) = encoded.items()
     if kind == "items":
-        return {key: _decoded_tree(one, arrays) for key, one in value.items()}
+        return {key: _decoded_tree(child, arrays) for key, child in value.items()}
     if kind == "ordered":
-        return OrderedDict((key, _decoded_tree(one, arrays)) for key, one in value)
+        return OrderedDict((key, _decoded_tree(child, arrays)) for key, child in value)
     if kind == "array":
         return arrays[value]
-    found = [_decoded_tree(one, arrays) for one in value]
-    return found if kind == "list" else tuple(found)
+    children = [_decoded_tree(child, arrays) for child in value]
+    return children if kind == "list" else tuple(children)
 
 
 def _number(array: np.ndarray, arrays: list[np.ndarray]) -> int:
-    """Return the place of an array among all, where it is added if it is new."""
-    for place, one in enumerate(arrays):
-        alike = one.dtype == array.dtype and one.shape == array.shape
-        if alike and one.tobytes() == array.tobytes():
-            return place
+    """Return the index of an array, adding it if it is new."""
+    for i, stored in enumerate(arrays):
+        same_form = stored.dtype == array.dtype and stored.shape == array.shape
+        if same_form and stored.tobytes() == array.tobytes():
+            return i
     arrays.append(array)
     return len(arrays) - 1
 

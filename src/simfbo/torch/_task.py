@@ -1,4 +1,4 @@
-"""A hyper-representation task from a PyTorch module and its users' data."""
+"""A hyper-representation task from a PyTorch module and samples."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,16 +38,16 @@ def hyper_representation(
 
     Args:
         module: a classifier, in evaluation mode if it has dropout or batch normalisation; its
-            weights are where training starts.
+            weights are the initial values.
         head: names of the head's parameters; `*` stands for anything, as in "classifier.*".
         clients: each client's samples: a DataLoader, a Dataset, or (inputs, labels) as arrays or
             tensors. They are read once. Several inputs, as a tuple or a dictionary, are the
             module's arguments.
-        test: samples to test on; the clients' validation samples by default.
+        test: the test samples; the clients' validation samples by default.
         upper_share: share of each client's samples that the upper loss uses.
         batch_size: samples in a minibatch at either level.
         regularisation: lambda, which makes g strongly convex in a linear head.
-        chunk: samples that are evaluated at once.
+        chunk: the number of samples evaluated at once.
         seed: of the split into levels.
 
     Returns:
@@ -64,23 +64,24 @@ def hyper_representation(
         >>> task.data.n, list(task.y0)
         (2, ['2.weight', '2.bias'])
     """
-    found = [samples_of(source) for source in clients]
-    if not found:
+    labelled = [samples_of(source) for source in clients]
+    if not labelled:
         raise UserError("Give at least one client's samples.")
-    model = _split(module, head)
+    parts_of_module = split(module, upper=head)
+    model = SplitModule(module, parts_of_module.y, parts_of_module.x)
     logits = TorchFunction(_outputs(model))
     loss = cross_entropy(logits)
-    together, parts = _together(found)
+    pooled, parts = _concatenated(labelled)
     lower, upper = halve(parts, upper_share, seed)
-    tested, name = _tested(test, together, upper)
-    _require_classes(logits, model, together, tested)
+    test_samples, name = _tested(test, pooled, upper)
+    _require_classes(logits, model, pooled, test_samples)
     return Task(
         "hyper-representation",
         BilevelProblem(loss, regularised(loss, regularisation)),
-        federate(together, lower, upper, batch_size=batch_size),
+        federate(pooled, lower, upper, batch_size=batch_size),
         model.x,
         model.y,
-        evaluator(logits, tested, together, chunk=chunk, name=name),
+        evaluator(logits, test_samples, pooled, chunk=chunk, name=name),
         f"{name}_accuracy",
         "max",
         "train_accuracy",
@@ -89,18 +90,12 @@ def hyper_representation(
     )
 
 
-def _split(module: Any, head: Globs) -> SplitModule:
-    """Return the module with its head as the lower part and all else as the upper one."""
-    found = split(module, upper=head)
-    return SplitModule(module, found.y, found.x)
-
-
 def _require_classes(
     logits: TorchFunction, model: SplitModule, *parts: tuple[PyTree, np.ndarray]
 ) -> None:
-    """Raise unless the module has a score for every class; it is traced here for the first time."""
-    one = jax.tree.map(lambda a: a[:1], parts[0][0])
-    scores = jax.eval_shape(logits, model.x, model.y, one).shape
+    """Raise unless the module has a score for every class; this traces it for the first time."""
+    sample = jax.tree.map(lambda a: a[:1], parts[0][0])
+    scores = jax.eval_shape(logits, model.x, model.y, sample).shape
     classes = 1 + max(int(labels.max()) for _, labels in parts)
     if len(scores) != 2 or scores[1] < classes:
         raise UserError(
@@ -110,37 +105,41 @@ def _require_classes(
 
 
 def _outputs(model: SplitModule) -> Any:
-    """Return the function (x, y, inputs) -> outputs, in PyTorch."""
+    """Return the PyTorch function (x, y, inputs) -> outputs."""
 
     def outputs(x: Any, y: Any, inputs: Any) -> Any:
         if isinstance(inputs, dict):
             return model(x, y, **inputs)
         return model(x, y, *inputs) if isinstance(inputs, tuple) else model(x, y, inputs)
 
-    outputs.__name__ = type(model.module).__name__  # what messages call it
+    outputs.__name__ = type(model.module).__name__  # for messages
     return outputs
 
 
-def _together(found: Sequence[Labelled]) -> tuple[tuple[PyTree, np.ndarray], list[np.ndarray]]:
-    """Return all clients' inputs and labels, and each client's rows."""
-    shapes = [jax.tree.map(lambda a: (a.shape[1:], str(a.dtype)), one.inputs) for one in found]
+def _concatenated(
+    labelled: Sequence[Labelled],
+) -> tuple[tuple[PyTree, np.ndarray], list[np.ndarray]]:
+    """Concatenate all clients' inputs and labels; return them with each client's rows."""
+    shapes = [
+        jax.tree.map(lambda a: (a.shape[1:], str(a.dtype)), samples.inputs) for samples in labelled
+    ]
     for client, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise UserError(
                 f"Client {client}'s inputs are {shape}, but client 0's are {shapes[0]}: give all "
                 "clients samples of one kind."
             )
-    inputs, labels = jax.tree.map(lambda *parts: np.concatenate(parts), *map(tuple, found))
-    ends = np.cumsum([len(one.labels) for one in found])
+    inputs, labels = jax.tree.map(lambda *parts: np.concatenate(parts), *map(tuple, labelled))
+    ends = np.cumsum([len(samples.labels) for samples in labelled])
     return (inputs, labels), np.split(np.arange(ends[-1]), ends[:-1])
 
 
 def _tested(
-    test: Any, together: tuple[PyTree, np.ndarray], upper: Sequence[np.ndarray]
+    test: Any, pooled: tuple[PyTree, np.ndarray], upper: Sequence[np.ndarray]
 ) -> tuple[tuple[PyTree, np.ndarray], str]:
-    """Return what to test on, and what the metrics are called."""
+    """Return the test samples, and the name of the metrics on them."""
     if test is not None:
-        found = samples_of(test)
-        return (found.inputs, found.labels), "test"
+        samples = samples_of(test)
+        return (samples.inputs, samples.labels), "test"
     rows = np.concatenate(upper)
-    return jax.tree.map(lambda a: a[rows], together), "validation"
+    return jax.tree.map(lambda a: a[rows], pooled), "validation"

@@ -1,4 +1,4 @@
-"""From a function written in PyTorch to a graph: `torch.export`, then the table of operators."""
+"""From a PyTorch function to a graph: `torch.export`, then the table of operators."""
 
 import contextlib
 import io
@@ -19,16 +19,28 @@ from simfbo.torch.operators import ELEMENTWISE, KEPT, TABLE
 
 _LOCK = threading.Lock()  # torch.export is not thread-safe
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"}
-_TYPED = {"_to_copy", "arange", "cumprod", "cumsum", "empty", "empty_permuted", "full",
-          "full_like", "mean", "prod", "scalar_tensor", "sum"}  # fmt: skip
+_TYPED = {
+    "_to_copy",
+    "arange",
+    "cumprod",
+    "cumsum",
+    "empty",
+    "empty_permuted",
+    "full",
+    "full_like",
+    "mean",
+    "prod",
+    "scalar_tensor",
+    "sum",
+}
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "exponential", "poisson")
-_MISTAKEN = ("multilabel_margin_loss_forward",)  # PyTorch takes it apart into another value
-_UNLIKE = ("dtype", "reduce", "value_reduce")  # overloads that do something else
+_MISTAKEN = ("multilabel_margin_loss_forward",)  # PyTorch decomposes it incorrectly
+_UNLIKE = ("dtype", "reduce", "value_reduce")  # overloads with a different meaning
 _DROPPED = {"device", "layout", "memory_format", "non_blocking", "pin_memory", "dtype"}
 
 
 def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
-    """Return the graph of a PyTorch function of trees for inputs of one form.
+    """Trace a PyTorch function of trees for inputs of one form.
 
     Args:
         function: of trees of tensors, to a tensor.
@@ -36,7 +48,8 @@ def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
         form: shapes and dtypes of the leaves.
     """
     torch = require("torch", "torch")
-    kinds = [_wide(dtype) for _, dtype in form]
+    # Indices and labels are int64 in PyTorch.
+    kinds = ["int64" if dtype in ("int32", "uint32") else dtype for _, dtype in form]
     inputs = tuple(_input(torch, shape, kind) for (shape, _), kind in zip(form, kinds, strict=True))
     name = getattr(function, "__name__", type(function).__name__)
     with _LOCK:
@@ -46,28 +59,23 @@ def trace(function: Callable[..., Any], structure: Any, form: Form) -> Graph:
 
 
 def _input(torch: Any, shape: tuple[int, ...], kind: str) -> Any:
-    """Return a tensor to trace with."""
+    """Create a tensor for tracing."""
     dtype: Any = getattr(torch, kind, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"PyTorch has no tensors of {kind}: convert the array first.")
     return torch.zeros(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
 
 
-def _wide(dtype: str) -> str:
-    """Return the type in which PyTorch gets an input: its indices and labels are int64."""
-    return "int64" if dtype in ("int32", "uint32") else dtype
-
-
 def _program(torch: Any, function: Any, structure: Any, inputs: Any, name: str) -> Any:
-    """Return the program of operators in the table; raise a sentence if there is none."""
+    """Export the program in operators of the table; raise a sentence if that is impossible."""
 
     class Flat(torch.nn.Module):
         def forward(self, *leaves: Any) -> Any:
-            found = function(*jax.tree.unflatten(structure, leaves))
-            if not isinstance(found, torch.Tensor):
-                kind = type(found).__name__
+            output = function(*jax.tree.unflatten(structure, leaves))
+            if not isinstance(output, torch.Tensor):
+                kind = type(output).__name__
                 raise UserError(f"'{name}' must return one tensor, it returns {kind}.")
-            return found
+            return output
 
     try:
         with _quiet(), _watched(torch, name), torch.enable_grad():
@@ -86,19 +94,19 @@ def _program(torch: Any, function: Any, structure: Any, inputs: Any, name: str) 
 
 
 def _detach_ungraded(torch: Any, exported: Any) -> None:
-    """Detach what was computed under `torch.no_grad()`, which taking apart would forget."""
+    """Detach results computed under `torch.no_grad()`, which decomposition would ignore."""
     graph = exported.graph_module.graph
     blocks = [node for node in graph.nodes if "wrap_with_set_grad_enabled" in str(node.target)]
     for block in (node for node in blocks if node.args[0] is False):
-        for found in list(block.users):
-            with graph.inserting_after(found):
-                detached = graph.call_function(torch.ops.aten.detach.default, (found,))
-            detached.meta = dict(found.meta)
-            found.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
+        for result in list(block.users):
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            result.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
 
 
 def _require_graded_writes(exported: Any, name: str) -> None:
-    """Raise where a tensor is changed in place behind the back of its derivative."""
+    """Raise if a tensor is changed in place without its derivative."""
     for module in exported.graph_module.modules():
         graph = getattr(module, "graph", None)
         inner = module is not exported.graph_module  # a block under torch.no_grad()
@@ -118,7 +126,7 @@ def _require_graded_writes(exported: Any, name: str) -> None:
 
 
 def _base(node: Any) -> Any:
-    """Return the value that a view, a view of a view, ... looks at."""
+    """Return the tensor that a view refers to, through views of views."""
     while node.op == "call_function" and getattr(node.target, "is_view", False):
         if _name(node.target) == "detach":
             break
@@ -127,7 +135,7 @@ def _base(node: Any) -> Any:
 
 
 def _decomposed(torch: Any, exported: Any) -> Any:
-    """Return the program taken apart as far as the table needs it."""
+    """Decompose the program as far as the table requires."""
     table = torch.export.default_decompositions()
     for op in [op for op in table if _name(op) in (*KEPT, *_MISTAKEN)]:
         table.pop(op)
@@ -135,7 +143,7 @@ def _decomposed(torch: Any, exported: Any) -> Any:
     rules = {op: rule for op, rule in every.items() if _name(op) not in _MISTAKEN}
     program = exported.run_decompositions(table)
     while more := {op: rules[op] for op in _missing(program) if op in rules and op not in table}:
-        table.update(more)  # what is not core, but what torch can take apart further
+        table.update(more)  # operators outside the core that torch can decompose further
         program = exported.run_decompositions(table)
     return program
 
@@ -151,23 +159,23 @@ def _name(op: Any) -> str:
     if op is operator.getitem:
         return "getitem"
     packet, overload = getattr(op, "overloadpacket", None), getattr(op, "_overloadname", "")
-    whole = packet is None or overload in _UNLIKE
-    return str(op if whole else packet).removeprefix("aten.")
+    keep_overload = packet is None or overload in _UNLIKE
+    return str(op if keep_overload else packet).removeprefix("aten.")
 
 
 def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
-    """Return a program as a graph, with every change of type as an operator of its own."""
+    """Convert a program to a graph, with every type conversion as an operator of its own."""
     values: dict[Any, Value] = {}
     constants: list[np.ndarray] = []
-    held = {**program.state_dict, **program.constants}
+    stored = {**program.state_dict, **program.constants}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
-    given = iter(range(len(kinds)))
+    indices = iter(range(len(kinds)))
     for node, spec in zip(placeholders, specs, strict=True):
         if spec.kind.name == "USER_INPUT":
-            values[node] = Value(next(given))
+            values[node] = Value(next(indices))
         else:
-            constants.append(constant(held[spec.target]))
+            constants.append(constant(stored[spec.target]))
             values[node] = Value(len(kinds) + len(constants) - 1)
     nodes = _Nodes(torch, values, len(kinds) + len(constants))
     for node in program.graph.nodes:
@@ -178,7 +186,7 @@ def _graph(torch: Any, program: Any, kinds: list[str]) -> Graph:
 
 
 def constant(tensor: Any) -> np.ndarray:
-    """Return a tensor as an array of its own."""
+    """Copy a tensor to an array."""
     try:
         return tensor.detach().cpu().numpy().copy()
     except TypeError:
@@ -188,18 +196,20 @@ def constant(tensor: Any) -> np.ndarray:
 
 
 class _Nodes:
-    """The nodes of a graph, as they are read from a program."""
+    """Collects the nodes of a graph from a program."""
 
     def __init__(self, torch: Any, values: dict[Any, Value], first: int) -> None:
         self._torch, self._values, self._first = torch, values, first
         self.found: list[Node] = []
 
     def add(self, node: Any) -> None:
-        """Append an operator, and before it what changes its arguments' types."""
+        """Append an operator, preceded by conversions of its arguments' types."""
         name = _name(node.target)
-        arguments = [self._argument(one) for one in node.args]
+        arguments = [self._argument(argument) for argument in node.args]
         options = {
-            key: self._argument(one) for key, one in node.kwargs.items() if key not in _DROPPED
+            key: self._argument(argument)
+            for key, argument in node.kwargs.items()
+            if key not in _DROPPED
         }
         if name in ELEMENTWISE:
             first = 1 if name == "where" else 0  # a mask keeps its type
@@ -217,31 +227,33 @@ class _Nodes:
         self.found.append(node)
         return Value(self._first + len(self.found) - 1)
 
-    def _argument(self, given: Any) -> Any:
-        """Return an argument without anything of PyTorch."""
-        if isinstance(given, self._torch.fx.Node):
-            return self._values[given]
-        if isinstance(given, self._torch.dtype):
-            return _dtype(given)
-        if isinstance(given, list | tuple):
-            return [self._argument(one) for one in given]
-        return given
+    def _argument(self, argument: Any) -> Any:
+        """Convert an argument from PyTorch."""
+        if isinstance(argument, self._torch.fx.Node):
+            return self._values[argument]
+        if isinstance(argument, self._torch.dtype):
+            return _dtype(argument)
+        if isinstance(argument, list | tuple):
+            return [self._argument(item) for item in argument]
+        return argument
 
-    def _common(self, node: Any, given: Any) -> Any:
-        """Return the type in which an operator computes: its result's, or of what it compares."""
-        found = node.meta["val"]
-        result = (found[0] if isinstance(found, tuple | list) else found).dtype
-        if result != self._torch.bool:
-            return result
-        metas = [one.meta["val"] if hasattr(one, "meta") else one for one in given]
-        metas = [one for one in metas if one is not None]
+    def _common(self, node: Any, operands: Any) -> Any:
+        """Return the type in which an operator computes: of its result, or of compared operands."""
+        result = node.meta["val"]
+        dtype = (result[0] if isinstance(result, tuple | list) else result).dtype
+        if dtype != self._torch.bool:
+            return dtype
+        metas = [
+            operand.meta["val"] if hasattr(operand, "meta") else operand for operand in operands
+        ]
+        metas = [operand for operand in metas if operand is not None]
         if len(metas) == 2:
             return self._torch.result_type(*metas)
         return metas[0].dtype
 
-    def _cast(self, given: Any, argument: Any, kind: Any) -> Any:
-        """Return an argument in the given type."""
-        if not isinstance(argument, Value) or given.meta["val"].dtype == kind:
+    def _cast(self, source: Any, argument: Any, kind: Any) -> Any:
+        """Convert an argument to the given type."""
+        if not isinstance(argument, Value) or source.meta["val"].dtype == kind:
             return argument
         return self._append(Node("_to_copy", [argument], {"dtype": _dtype(kind)}))
 
@@ -252,48 +264,52 @@ def _dtype(kind: Any) -> Dtype:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Keep what torch.export prints, logs and warns of to itself."""
-    before, said = logging.root.manager.disable, io.StringIO()
+    """Suppress the output, logs and warnings of torch.export."""
+    before, output = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
         with (
             warnings.catch_warnings(),
-            contextlib.redirect_stdout(said),
+            contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
-    print(said.getvalue(), end="")  # without an error, only the loss itself printed something
+    print(output.getvalue(), end="")  # without an error, only the loss itself has printed
 
 
 @contextlib.contextmanager
 def _watched(torch: Any, name: str) -> Generator[None]:
-    """Raise where a loss does what a graph cannot hold."""
-    here = threading.get_ident()  # other threads may train what they like
+    """Raise if a loss uses a feature that a graph cannot represent."""
+    thread = threading.get_ident()  # other threads are not affected
 
-    def look(module: Any, inputs: Any) -> None:
-        if threading.get_ident() == here and module.training and (why := _trains(torch, module)):
+    def check_mode(module: Any, inputs: Any) -> None:
+        if (
+            threading.get_ident() == thread
+            and module.training
+            and (reason := _trains(torch, module))
+        ):
             raise UserError(
-                f"'{name}' calls {type(module).__name__} in training mode, which {why}: call "
+                f"'{name}' calls {type(module).__name__} in training mode, which {reason}: call "
                 ".eval() on the module first."
             )
 
-    def refuse(function: Any, *given: Any, **named: Any) -> Any:
-        if threading.get_ident() != here:
-            return apply.__get__(None, function)(*given, **named)
+    def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply.__get__(None, function)(*args, **kwargs)
         raise UserError(
             f"'{name}' calls {function.__name__}, an autograd.Function with a backward of its own, "
             "which a graph cannot hold: write it with .detach()."
         )
 
     def no_inference(mode: Any) -> Any:
-        if threading.get_ident() != here or not mode.mode:  # torch.export switches it off
+        if threading.get_ident() != thread or not mode.mode:  # torch.export switches it off
             return enter(mode)
         raise UserError(f"'{name}' uses torch.inference_mode(): use torch.no_grad() instead.")
 
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(check_mode)
     enter = torch.inference_mode.__enter__
     apply = torch.autograd.Function.__dict__["apply"]
     torch.autograd.Function.apply = classmethod(refuse)
@@ -309,7 +325,7 @@ def _watched(torch: Any, name: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def differentiable_attention(torch: Any) -> Generator[None]:
-    """Let transformers in evaluation mode compute in operators that have derivatives."""
+    """Make transformers in evaluation mode use operators with derivatives."""
     fast, kernels = torch.backends.mha.get_fastpath_enabled(), torch.nn.attention
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -320,7 +336,7 @@ def differentiable_attention(torch: Any) -> Generator[None]:
 
 
 def _trains(torch: Any, module: Any) -> str | None:
-    """Return what a module in training mode does that no loss may, if it does."""
+    """Return the reason why a module in training mode cannot be part of a loss, if any."""
     nn = torch.nn
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
         return "draws random numbers"
@@ -332,7 +348,7 @@ def _trains(torch: Any, module: Any) -> str | None:
 
 
 def _require_pure(program: Any, name: str) -> None:
-    """Raise unless a program returns one tensor and changes nothing."""
+    """Raise unless a program returns one tensor and has no side effects."""
     kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
     if any("MUTATION" in kind for kind in kinds):
         raise UserError(
@@ -344,18 +360,18 @@ def _require_pure(program: Any, name: str) -> None:
 
 
 def _unknown(name: str, op: Any) -> str:
-    """Return the sentence for an operator that is not in the table."""
-    called = _name(op)
-    if any(word in called for word in _RANDOM):
+    """Return the message for an operator that is not in the table."""
+    operator_name = _name(op)
+    if any(word in operator_name for word in _RANDOM):
         return (
-            f"'{name}' draws random numbers ({called}): call .eval() on modules with dropout, and "
-            "draw nothing in a loss."
+            f"'{name}' draws random numbers ({operator_name}): call .eval() on modules with "
+            "dropout, and draw nothing in a loss."
         )
-    if called.startswith("sym_") or called == "_local_scalar_dense":
+    if operator_name.startswith("sym_") or operator_name == "_local_scalar_dense":
         return _depends(name)
     return (
-        f"'{name}' uses PyTorch's operator {plain(called)}, which has no JAX counterpart here: "
-        "write that part with other operators, or the loss in JAX."
+        f"'{name}' uses PyTorch's operator {plain(operator_name)}, which has no JAX counterpart "
+        "here: write that part with other operators, or the loss in JAX."
     )
 
 
@@ -367,7 +383,7 @@ def _depends(name: str) -> str:
 
 
 def _why(name: str, error: Exception) -> str:
-    """Return the sentence for what torch.export refuses."""
+    """Return the message for an error of torch.export."""
     text = str(error).strip()
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return _depends(name)

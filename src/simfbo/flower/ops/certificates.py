@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: they identify the server and the nodes."""
+"""Certificates and keys that identify the server and the nodes of a federation."""
 
 import base64
 import datetime
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from simfbo.errors import UserError
 from simfbo.runs.files import write_atomic
 
-DAYS = 365  # that a server certificate is valid
+DAYS = 365  # validity of a server certificate
 AUTHORITY_DAYS = 5 * 365
 WARN_DAYS = 30  # before a certificate expires
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -34,9 +34,9 @@ def make_authority(folder: Path) -> None:
 
 
 def renew_authority(folder: Path) -> None:
-    """Extend the life of a certificate authority, whose key stays the same.
+    """Extend the validity of a certificate authority with the same key.
 
-    So whoever has the old `ca.crt` goes on trusting the server until that one expires.
+    Owners of the old `ca.crt` continue to trust the server until that one expires.
     """
     _, key = _authority(folder)
     _write(folder / "ca.crt", _certificate("simfbo federation", key.public_key(), None, key))
@@ -46,7 +46,7 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     """Create a server certificate, signed by the folder's authority.
 
     Args:
-        folder: where `ca.crt` and `ca.key` are, and `server.crt` and `server.key` are written.
+        folder: with `ca.crt` and `ca.key`, for `server.crt` and `server.key`.
         hosts: names and addresses by which nodes reach the server; localhost is always added.
     """
     names = [_name(host) for host in dict.fromkeys([*hosts, *LOCAL])]
@@ -69,13 +69,13 @@ def names_of(file: Path) -> list[str]:
 
 
 def require_names(hosts: Sequence[str]) -> None:
-    """Raise unless all are host names or addresses."""
+    """Raise unless all hosts are host names or addresses."""
     for host in hosts:
         _name(host)
 
 
 def public_key(file: Path) -> ec.EllipticCurvePublicKey | None:
-    """Return the public key in a file; None unless it is one of a node or operator."""
+    """Read a public key; None if the file is not one of a node or operator."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):
@@ -84,7 +84,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey | None:
 
 
 def node_form(file: Path) -> bytes:
-    """Return the public key in a file as nodes send it; empty if there is none."""
+    """Return a public key in the format in which nodes send it; empty if there is none."""
     key = public_key(file)
     if key is None:
         return b""
@@ -94,7 +94,7 @@ def node_form(file: Path) -> bytes:
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """Return a public key's fingerprint, as `ssh-keygen -l` prints it."""
+    """Return a public key's fingerprint, as printed by `ssh-keygen -l`."""
     text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     digest = hashlib.sha256(base64.b64decode(text.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
@@ -112,19 +112,21 @@ def make_key(file: Path) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    coming = file.with_name(file.name + ".next.pub")  # both are valid until the old one is gone
-    write_atomic(coming, public + b"\n")
+    next_public = file.with_name(
+        file.name + ".next.pub"
+    )  # both are valid until the old one is removed
+    write_atomic(next_public, public + b"\n")
     write_private(file, private)
-    os.replace(coming, file.with_name(file.name + ".pub"))
+    os.replace(next_public, file.with_name(file.name + ".pub"))
 
 
 def make_secret(file: Path) -> None:
-    """Create the random secret that authenticates processes on this machine to each other."""
+    """Create the random secret for authentication between processes on this machine."""
     write_private(file, secrets.token_bytes(32))
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Replace a file in one step; only its owner can read it, from the moment it exists."""
+    """Replace a file atomically; it is never readable by other users."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.unlink(missing_ok=True)
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
@@ -133,7 +135,7 @@ def write_private(file: Path, data: bytes) -> None:
 
 
 def days_left(file: Path) -> float:
-    """Return the days until a certificate expires; negative if it has."""
+    """Return the days until a certificate expires; negative if it has expired."""
     return (_expiry(file) - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
 
 
@@ -152,7 +154,7 @@ def _expiry(file: Path) -> datetime.datetime:
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the certificate and key of a folder's authority."""
+    """Read the certificate and key of a folder's authority."""
     try:
         root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
@@ -175,7 +177,7 @@ def _certificate(
     issuer: tuple[x509.Certificate, list[x509.GeneralName]] | None,
     authority: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    """Return a certificate for a key: the authority's own, or a server's."""
+    """Build a certificate for a key: the authority's own, or a server's."""
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
@@ -192,11 +194,11 @@ def _certificate(
     )
     if issuer is not None:
         server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
         builder = (
             builder.add_extension(x509.SubjectAlternativeName(issuer[1]), critical=False)
             .add_extension(server, critical=False)
-            .add_extension(by, critical=False)
+            .add_extension(issuer_key, critical=False)
         )
     return builder.sign(authority, hashes.SHA256())
 
@@ -216,7 +218,7 @@ def _usage(authority: bool) -> x509.KeyUsage:
 
 
 def _name(host: str) -> x509.GeneralName:
-    """Return a host as it is written in a certificate."""
+    """Convert a host to its form in a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A federation on this machine: start it, look at it, stop it."""
+"""Start, inspect and stop a federation on this machine."""
 
 import shutil
 import socket
@@ -21,13 +21,13 @@ OnProgress = Callable[[int, str], object]
 
 
 class Status(NamedTuple):
-    """What is running.
+    """The state of a federation on this machine.
 
     Attributes:
         processes: by name, each with its `pid` and number of `starts`.
-        nodes: what the SuperLink knows of each node; None if it is on another machine.
-        runs: what the SuperLink knows of each run; None if it is on another machine.
-        listening: who is listening where, and to whom.
+        nodes: the SuperLink's list of nodes; None if it is on another machine.
+        runs: the SuperLink's list of runs; None if it is on another machine.
+        listening: the open addresses, and the credentials that they require.
         expiring: a sentence for every certificate that expires soon.
     """
 
@@ -48,9 +48,9 @@ def up(
 
     Args:
         folder: of the federation.
-        setup: what to start.
+        setup: the processes to start.
         hosts: names and addresses by which nodes on other machines reach the server.
-        on_progress: called with how many processes are ready, and which is waited for.
+        on_progress: called with the number of ready processes, and the next one's name.
     """
     layout = Layout(folder.resolve())
     if supervisor.running(layout):
@@ -75,12 +75,12 @@ def up(
 
 
 def down(folder: Path) -> bool:
-    """Stop all processes; return whether there were any."""
+    """Stop all processes; return False if there were none."""
     return supervisor.stop(Layout(folder.resolve()))
 
 
 def status(folder: Path) -> Status | None:
-    """Return what is running; None if nothing is."""
+    """Return the state of the federation; None if it is down."""
     layout = Layout(folder.resolve())
     setup, state = layout.read_setup(), supervisor.running(layout)
     if state is None:
@@ -93,15 +93,18 @@ def status(folder: Path) -> Status | None:
 
 
 def listening(layout: Layout, setup: Setup) -> list[Json]:
-    """Return which addresses a setup listens on, for whom, and what these must have."""
+    """Return the addresses that a setup listens on, with their users and required credentials."""
     port, rows, secret = local_port(setup.address), [], "the secret of this folder"
     if setup.link:
         tls = "no TLS" if setup.insecure else "TLS"
-        who = ", ".join(one["operator"] for one in operators.listed(layout.operators)) or "nobody"
+        operator_names = (
+            ", ".join(operator["operator"] for operator in operators.listed(layout.operators))
+            or "nobody"
+        )
         keys = "nothing" if setup.insecure else f"one of {len(layout.public_keys())} node keys"
         rows = [
             (f"{setup.host}:{port}", tls, "nodes", keys),
-            (f"127.0.0.1:{port}", tls, "operators", f"an operator's key ({who})"),
+            (f"127.0.0.1:{port}", tls, "operators", f"an operator's key ({operator_names})"),
             (f"127.0.0.1:{port}", tls, "processes of runs", secret),
         ]
     for node in setup.nodes:
@@ -111,7 +114,7 @@ def listening(layout: Layout, setup: Setup) -> list[Json]:
 
 
 def _require_startable(layout: Layout, setup: Setup) -> None:
-    """Raise unless certificates, ports, the SuperLink to join and Flower itself are there."""
+    """Raise if certificates, free ports, the SuperLink to join or Flower are missing."""
     layout.require_certificates(setup)
     _require_free_ports(setup)
     if not setup.link:
@@ -135,7 +138,7 @@ def _require_free_ports(setup: Setup) -> None:
 
 
 def _write_files(layout: Layout, setup: Setup) -> None:
-    """Write what the supervisor and Flower read, and put old logs aside."""
+    """Write the files for the supervisor and Flower, and rename old logs."""
     layout.logs.mkdir(exist_ok=True)
     for old in layout.logs.glob("*.log"):
         old.replace(old.with_suffix(".log.old"))
@@ -146,7 +149,7 @@ def _write_files(layout: Layout, setup: Setup) -> None:
 def _become_ready(
     layout: Layout, setup: Setup, process: subprocess.Popen[bytes], on_progress: OnProgress
 ) -> None:
-    """Wait for the SuperLink, register the nodes, wait for them."""
+    """Wait for the SuperLink, register the nodes, and wait for them."""
     deadline = time.monotonic() + _READY
     if setup.link:
         on_progress(0, "the SuperLink")
@@ -166,7 +169,7 @@ def _wait(
     name: str,
     deadline: float,
 ) -> None:
-    """Wait until something is ready; raise with the end of its log if that fails."""
+    """Wait until a process is ready; on failure raise with the end of its log."""
     while not ready():
         if process.poll() is not None:
             raise UserError(f"The supervisor ended: {tail(layout.log('supervisor'))}")
@@ -181,7 +184,7 @@ def _wait(
 
 
 def _has_joined(layout: Layout, name: str) -> bool:
-    """Return whether the SuperLink has accepted a node, according to its log."""
+    """Check whether the SuperLink has accepted a node, according to its log."""
     file = layout.log(name)
     return file.exists() and b"SuperNode ID" in file.read_bytes()[-20_000:]
 

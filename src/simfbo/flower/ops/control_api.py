@@ -1,6 +1,6 @@
-"""What an operator asks of the SuperLink: register nodes, list, start, stop and watch runs.
+"""An operator's requests to the SuperLink: register nodes, and list, start, stop and watch runs.
 
-Every request is signed with the operator's key, and the SuperLink refuses those that are not.
+Every request is signed with the operator's key; the SuperLink rejects all others.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from simfbo.flower.ops.certificates import node_form
 from simfbo.flower.ops.folder import Layout
 from simfbo.runs.files import Json
 
-_RECOVERY = 120.0  # seconds for a SuperLink to come back
+_RECOVERY = 120.0  # seconds for a SuperLink to restart
 
-proto: Any = control_pb2  # its names are made at run time
+proto: Any = control_pb2  # its names are generated at run time
 
 
 class Unreachable(UserError):
@@ -37,7 +37,7 @@ class Unreachable(UserError):
 
 
 class Signer:
-    """Signs what Flower's client sends."""
+    """Signs the requests of Flower's client."""
 
     def __init__(self, key: Path) -> None:
         """Take an operator's private key."""
@@ -52,7 +52,7 @@ class Signer:
 
 
 def bundle(app: Path) -> bytes:
-    """Return an app's folder as the one file that is sent to nodes."""
+    """Pack an app's folder into the single file that is sent to nodes."""
     try:
         return build_fab_from_disk(app)
     except (OSError, ValueError) as error:
@@ -60,52 +60,54 @@ def bundle(app: Path) -> bytes:
 
 
 def digest(app: Path) -> str:
-    """Return the digest by which nodes know an app."""
+    """Return the digest that identifies an app."""
     return hashlib.sha256(bundle(app)).hexdigest()
 
 
 def sync_nodes(layout: Layout) -> None:
     """Register the nodes whose public keys are in the folder, and unregister all others."""
-    wanted = set(filter(None, map(node_form, map(layout.identity, layout.public_keys()))))
+    admitted = set(filter(None, map(node_form, map(layout.identity, layout.public_keys()))))
     with _client(layout) as client:
-        found = client.ListNodes(proto.ListNodesRequest()).nodes_info
-        known = {one.public_key: one.node_id for one in found if one.status != "unregistered"}
-        for key in wanted - known.keys():
+        nodes = client.ListNodes(proto.ListNodesRequest()).nodes_info
+        registered = {
+            node.public_key: node.node_id for node in nodes if node.status != "unregistered"
+        }
+        for key in admitted - registered.keys():
             client.RegisterNode(proto.RegisterNodeRequest(public_key=key))
-        for key in known.keys() - wanted:
-            client.UnregisterNode(proto.UnregisterNodeRequest(node_id=known[key]))
+        for key in registered.keys() - admitted:
+            client.UnregisterNode(proto.UnregisterNodeRequest(node_id=registered[key]))
 
 
 def list_nodes(layout: Layout) -> list[Json]:
-    """Return the nodes that the SuperLink knows, with the names of their keys."""
+    """Return the SuperLink's nodes, with the names of their keys."""
     names = {node_form(layout.identity(file)): file.stem for file in layout.public_keys()}
     with _client(layout) as client:
-        found = client.ListNodes(proto.ListNodesRequest())
+        response = client.ListNodes(proto.ListNodesRequest())
     return [
         {
-            "node-id": str(one.node_id),
-            "key": names.get(one.public_key, ""),
-            "status": one.status,
-            "online-elapsed": _seconds(one.last_activated_at, found.now),
+            "node-id": str(node.node_id),
+            "key": names.get(node.public_key, ""),
+            "status": node.status,
+            "online-elapsed": _seconds(node.last_activated_at, response.now),
         }
-        for one in sorted(found.nodes_info, key=lambda one: one.registered_at)
-        if one.status != "unregistered"
+        for node in sorted(response.nodes_info, key=lambda node: node.registered_at)
+        if node.status != "unregistered"
     ]
 
 
 def list_runs(layout: Layout, number: str | None = None) -> list[Json]:
-    """Return the runs that the SuperLink knows, the last one first, or one of them."""
-    only = {} if number is None else {"run_id": int(number)}
+    """Return the SuperLink's runs, the latest first, or one of them."""
+    query = {} if number is None else {"run_id": int(number)}
     with _client(layout) as client:
-        found = client.ListRuns(proto.ListRunsRequest(**only))
+        response = client.ListRuns(proto.ListRunsRequest(**query))
     return [
         {
-            "run-id": str(one.run_id),
-            "app": one.fab_hash,
-            "status": ":".join(filter(None, (one.status.status, one.status.sub_status))),
-            "elapsed": _seconds(one.running_at, one.finished_at or found.now),
+            "run-id": str(run.run_id),
+            "app": run.fab_hash,
+            "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
+            "elapsed": _seconds(run.running_at, run.finished_at or response.now),
         }
-        for one in sorted(found.run_dict.values(), key=lambda one: one.pending_at, reverse=True)
+        for run in sorted(response.run_dict.values(), key=lambda run: run.pending_at, reverse=True)
     ]
 
 
@@ -128,7 +130,7 @@ def stop_run(layout: Layout, run: str) -> None:
 
 
 def is_over(layout: Layout, run: str) -> bool:
-    """Return whether a run is over, as soon as the SuperLink can be reached."""
+    """Check whether a run is over; waits for an unreachable SuperLink."""
     deadline = time.monotonic() + _RECOVERY
     while True:
         try:
@@ -148,7 +150,7 @@ def stream_log(layout: Layout, run: str) -> Iterator[str]:
 
 @contextmanager
 def _client(layout: Layout) -> Generator[ControlHttpClient]:
-    """Yield a client that signs; what goes wrong with it is raised as a sentence."""
+    """Yield a signing client; its errors are raised as sentences."""
     setup, key = layout.read_setup(), operators.own_key(layout.operators)
     root = None if setup.insecure else (layout.certificates / "ca.crt").read_bytes()
     signed = [RuntimeVersionHttpInterceptor("simfbo"), Signer(key)]
@@ -167,9 +169,9 @@ def _client(layout: Layout) -> Generator[ControlHttpClient]:
 
 
 def _reason(response: httpx.Response) -> str:
-    """Return why the SuperLink refused."""
-    if (known := FlowerError.from_json(response.text)) is not None:
-        return " ".join(filter(None, (known.message, known.public_details)))
+    """Return the SuperLink's reason for a rejection."""
+    if (error := FlowerError.from_json(response.text)) is not None:
+        return " ".join(filter(None, (error.message, error.public_details)))
     try:
         return str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
@@ -177,7 +179,7 @@ def _reason(response: httpx.Response) -> str:
 
 
 def _seconds(begin: str, end: str) -> float:
-    """Return the seconds between two times in ISO format; 0 if there is no first one."""
+    """Return the seconds between two times in ISO format; 0 if the first is empty."""
     if not begin:
         return 0.0
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()

@@ -1,4 +1,4 @@
-"""Certificates and keys in a federation's folder: created, admitted, renewed while it runs."""
+"""Creation, admission and renewal of certificates and keys in a federation's folder."""
 
 import itertools
 import os
@@ -38,16 +38,16 @@ def create_certificates(
             layout.operators.glob("*"),
         )
         for file in (*itertools.chain(*old), *layout.folder.glob("superlink.db*")):
-            file.unlink()  # the database remembers the old keys
-    made = create_missing(layout, hosts, nodes)
+            file.unlink()  # the database contains the old keys
+    created = create_missing(layout, hosts, nodes)
     sync_nodes(layout)
-    return made
+    return created
 
 
 def renew(folder: Path) -> list[str]:
-    """Replace the certificates and keys that are used here, also under a run; return their names.
+    """Replace the certificates and keys used here, even during a run; return their names.
 
-    A running SuperLink uses the new server certificate at once. The authority's certificate is
+    A running SuperLink uses the new server certificate immediately. The authority's certificate is
     replaced if it would expire before the server's, by one with the same key: nodes trust the
     server as long as theirs is valid.
     """
@@ -92,7 +92,7 @@ def _renew_certificates(layout: Layout) -> list[str]:
 
 
 def admit(folder: Path, key: Path) -> str:
-    """Admit a node: keep its public key, and register it if the SuperLink is running.
+    """Admit a node: save its public key, and register it if the SuperLink is running.
 
     A key of the same name is replaced. It stays valid until the node has used the new one, and to
     the SuperLink the node remains the same.
@@ -110,18 +110,18 @@ def admit(folder: Path, key: Path) -> str:
     return key.name
 
 
-def _keep(layout: Layout, kept: Path, content: bytes) -> None:
-    """Write down an admitted node's public key, and what it replaces."""
-    if kept.exists() and kept.read_bytes() != content:
-        before = kept.read_bytes()
-        if layout.identity(kept) == kept:
-            write_atomic(kept.with_suffix(".first"), before)
-        write_atomic(kept.with_suffix(".old.pub"), before)
-    write_atomic(kept, content)
+def _keep(layout: Layout, file: Path, content: bytes) -> None:
+    """Save an admitted node's public key, and the one it replaces."""
+    if file.exists() and file.read_bytes() != content:
+        previous = file.read_bytes()
+        if layout.identity(file) == file:
+            write_atomic(file.with_suffix(".first"), previous)
+        write_atomic(file.with_suffix(".old.pub"), previous)
+    write_atomic(file, content)
 
 
 def sync_nodes(layout: Layout) -> None:
-    """Make a SuperLink that is running here know the admitted nodes, and no others."""
+    """Update the admitted nodes of a SuperLink that is running here."""
     if supervisor.running(layout) is not None:
         setup = layout.read_setup()
         if setup.link and not setup.insecure:
@@ -133,23 +133,27 @@ def create_missing(layout: Layout, hosts: Sequence[str], nodes: int) -> list[str
 
     A server certificate is replaced if it lacks one of the hosts.
     """
-    made, server = [], layout.certificates / "server.crt"
+    created, server = [], layout.certificates / "server.crt"
     create_folder(layout)
     if not (layout.certificates / "ca.crt").exists():
         certificates.make_authority(layout.certificates)
-        made.append("ca.crt")
-    known = [] if "ca.crt" in made or not server.is_file() else certificates.names_of(server)
-    if not known or not {*hosts} <= {*known}:
-        names = [*dict.fromkeys([*hosts, *known, socket.gethostname(), *certificates.LOCAL])]
+        created.append("ca.crt")
+    current_names = (
+        [] if "ca.crt" in created or not server.is_file() else certificates.names_of(server)
+    )
+    if not current_names or not {*hosts} <= {*current_names}:
+        names = [
+            *dict.fromkeys([*hosts, *current_names, socket.gethostname(), *certificates.LOCAL])
+        ]
         certificates.make_server_certificate(layout.certificates, names)
-        made.append(f"server.crt for {', '.join(names)}")
-    made += operators.create_first(layout.operators)
+        created.append(f"server.crt for {', '.join(names)}")
+    created += operators.create_first(layout.operators)
     admitted = {key.name for key in layout.public_keys()}
     for node in range(1, nodes + 1):
         if not layout.key(node).exists() and f"node-{node}.pub" not in admitted:
             certificates.make_key(layout.key(node))
-            made.append(f"node-{node}")
-    return made
+            created.append(f"node-{node}")
+    return created
 
 
 def create_folder(layout: Layout) -> None:

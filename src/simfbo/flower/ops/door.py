@@ -1,11 +1,12 @@
-"""The door of a SuperLink: who may send which request. Whoever may not is refused unread.
+"""The gateway of a SuperLink: unauthorised requests are rejected before their content is read.
 
 Flower's SuperLink answers on one port: to nodes (`/v1/fleet`), to operators (`/v1/control`) and to
-the processes of a run (`/v1/runtime`). It checks nodes after it has read what they send, and nobody
-else by default. Here, before a request's content is read and before Flower sees it:
+the processes of a run (`/v1/runtime`). By default it checks nodes only after reading their
+requests, and operators and processes not at all. Here, before a request's content is read and
+before Flower sees it:
 
-- a node's must be signed by an admitted key, and must not have been sent before;
-- everything else must come from this machine;
+- a node's must be signed by an admitted key, and must not be a replay;
+- all others must come from this machine;
 - an operator's must be signed by an operator's key (`simfbo.flower.ops.operators`).
 """
 
@@ -48,7 +49,7 @@ Headers = dict[bytes, list[bytes]]
 
 
 class Refusal(Exception):
-    """Why a request is refused: an HTTP status, a sentence, and Flower's code if there is one."""
+    """The rejection of a request: an HTTP status, a sentence, and Flower's code if there is one."""
 
     def __init__(self, status: int, text: str, code: int | None = None) -> None:
         """Take status, sentence and code."""
@@ -57,12 +58,12 @@ class Refusal(Exception):
 
 
 class Keys(NamedTuple):
-    """Where the keys are, and what remembers requests.
+    """The accepted keys, and the record of requests.
 
     Attributes:
-        nodes: folder of the admitted nodes' public keys; None to let every node in.
+        nodes: folder of the admitted nodes' public keys; None to accept every node.
         operators: folder of the operators' public keys.
-        reserve: remembers a random number until a time; False if it is known already.
+        reserve: records a random number until a time; False if it is already recorded.
     """
 
     nodes: Path | None
@@ -74,11 +75,11 @@ class Door:
     """An ASGI application in front of the SuperLink's."""
 
     def __init__(self, app: App, keys: Keys, welcome: Callable[[Any], None]) -> None:
-        """Take the SuperLink, the keys, and what is called with the address of a known sender."""
+        """Take the SuperLink, the keys, and a callback for addresses of authenticated senders."""
         self._app, self._keys, self._welcome = app, keys, welcome
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request, or reject it."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         try:
@@ -91,7 +92,7 @@ class Door:
         await self._app(scope, receive, send)
 
     async def _checked(self, scope: Message, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Return how to go on with a request that may pass; raise `Refusal` otherwise."""
+        """Return receiver and sender of an authorised request; raise `Refusal` for others."""
         headers: Headers = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
@@ -106,7 +107,7 @@ class Door:
         return receive, send
 
     async def _from_node(self, scope: Message, headers: Headers, receive: Receive) -> Receive:
-        """Check a node's request."""
+        """Authenticate a node's request."""
         if self._keys.nodes is not None:
             joins = scope["path"].endswith("/activate-node")
             await asyncio.to_thread(_require_node, self._keys, headers, joins)
@@ -116,23 +117,23 @@ class Door:
     async def _from_operator(
         self, scope: Message, headers: Headers, receive: Receive, send: Send
     ) -> tuple[Receive, Send]:
-        """Check an operator's request; its content is read once the signature holds."""
+        """Authenticate an operator's request; its content is read after the signature check."""
         header = b" ".join(headers.get(operators.HEADER.encode(), [])).decode("latin-1")
         folder, reserve = self._keys.operators, self._keys.reserve
-        words = folder, header, scope["method"], scope["path"], reserve
+        request = folder, header, scope["method"], scope["path"], reserve
         try:
-            claim = await asyncio.to_thread(operators.verify, *words)
+            claim = await asyncio.to_thread(operators.verify, *request)
         except ValueError as error:
             raise Refusal(401, f"Only operators may do this: {error}.") from None
         body = await _whole(_limited(receive, LARGEST_CONTROL))
         if hashlib.sha256(body).hexdigest() != claim.digest:
             raise Refusal(401, "Only operators may do this: the content is not what was signed.")
         LOG.info("Operator %s: %s", claim.name, scope["path"])
-        return _again(body, receive), _while_it_stands(claim, send)
+        return _replayed(body, receive), _until_revoked(claim, send)
 
 
 def _require_node(keys: Keys, headers: Headers, joins: bool) -> None:
-    """Raise `Refusal` unless a request is signed by an admitted node, for the first time."""
+    """Raise `Refusal` unless a request is signed by an admitted node and not a replay."""
     try:
         (key,), (signed,), (signature,) = (headers[name] for name in (_PUBLIC, _TIME, _SIGNATURE))
         pem, signed_at = base64.b64decode(key, validate=True), signed.decode("ascii")
@@ -151,7 +152,7 @@ def _require_node(keys: Keys, headers: Headers, joins: bool) -> None:
     purpose = "simfbo node " + hashlib.sha256(pem).hexdigest()
     try:
         is_new = keys.reserve(purpose, signed_at, then.timestamp() + 2 * LATE)
-    except Exception:  # whatever a database raises: the node tries again
+    except Exception:  # any error of the database: the node tries again
         raise Refusal(503, "The SuperLink is busy.") from None
     if not is_new:
         raise Refusal(401, "The request was sent before.")
@@ -159,7 +160,7 @@ def _require_node(keys: Keys, headers: Headers, joins: bool) -> None:
 
 
 class _Node(NamedTuple):
-    """An admitted node: its public key, the file that holds it, and how the node sends it."""
+    """An admitted node: its public key, the key's file, and the key in the node's format."""
 
     key: ec.EllipticCurvePublicKey
     file: Path
@@ -167,14 +168,14 @@ class _Node(NamedTuple):
 
 
 def _admitted(folder: Path | None) -> dict[bytes, _Node]:
-    """Return the admitted nodes by their public keys, in the form in which nodes send them."""
+    """Return the admitted nodes by their public keys, in the format of the requests."""
     assert folder is not None
-    found = [_node(file, *_version(file)) for file in folder.glob("*.pub")]
-    return {node.sent: node for node in found if node is not None}
+    nodes = [_node(file, *_version(file)) for file in folder.glob("*.pub")]
+    return {node.sent: node for node in nodes if node is not None}
 
 
 def _version(file: Path) -> tuple[int, int]:
-    """Return what changes when a file is replaced; zeros if it is gone."""
+    """Return a version of a file that changes when it is replaced; zeros if it is missing."""
     try:
         return file.stat().st_mtime_ns, file.stat().st_ino
     except OSError:
@@ -183,20 +184,20 @@ def _version(file: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _node(file: Path, *version: int) -> _Node | None:
-    """Return the node with the public key in a file, read once per version of the file."""
+    """Return the node with the public key in a file, cached per version of the file."""
     key = certificates.public_key(file)
     return None if key is None else _Node(key, file, certificates.node_form(file))
 
 
 def _forget_old_key(file: Path) -> None:
-    """Remove the key that a node had before the one it uses now, after a while of both."""
+    """Remove a node's previous key some time after its replacement."""
     old = file.with_suffix(".old.pub")
     if 0 < _version(old)[0] < (time.time() - OVERLAP) * 1e9:
         old.unlink(missing_ok=True)
 
 
 def _is_local(scope: Message) -> bool:
-    """Return whether a connection came in on this machine's loopback."""
+    """Check whether a connection came in on this machine's loopback."""
     try:
         address = ipaddress.ip_address(scope["server"][0])
     except (TypeError, ValueError):
@@ -205,7 +206,7 @@ def _is_local(scope: Message) -> bool:
 
 
 def _limited(receive: Receive, largest: int) -> Receive:
-    """Return a receiver that hangs up on content that is too long."""
+    """Return a receiver that disconnects if the content is too long."""
     read = 0
 
     async def limited() -> Message:
@@ -218,7 +219,7 @@ def _limited(receive: Receive, largest: int) -> Receive:
 
 
 async def _whole(receive: Receive) -> bytes:
-    """Return a request's content."""
+    """Read a request's content."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -229,17 +230,17 @@ async def _whole(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a receiver of content that was read already, and of what comes after."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a receiver that replays the content, then continues with the original."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        return left.pop() if left else await receive()
+        return pending.pop() if pending else await receive()
 
     return again
 
 
-def _while_it_stands(claim: operators.Claim, send: Send) -> Send:
+def _until_revoked(claim: operators.Claim, send: Send) -> Send:
     """Return a sender that ends a response as soon as its operator is revoked."""
     ended = False
 
@@ -255,7 +256,7 @@ def _while_it_stands(claim: operators.Claim, send: Send) -> Send:
 
 
 async def _answer(send: Send, refusal: Refusal) -> None:
-    """Answer a request with a refusal, and close the connection."""
+    """Send the response to a rejected request, and close the connection."""
     content = {"detail": str(refusal)} | ({} if refusal.code is None else {"code": refusal.code})
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]

@@ -1,9 +1,9 @@
-"""Flower's SuperNode and SuperExec, made fast: a node's app stays loaded between messages.
+"""Fast variants of Flower's SuperNode and SuperExec that keep an app loaded between messages.
 
-Out of the box, a SuperNode polls for messages every three seconds and starts a process for each
-one, which imports JAX, loads the data and compiles every time. Here the SuperNode polls often, and
-one process per app stays alive with its data and compiled programs. Both are Flower's own programs
-with two parts replaced; nodes that run them and nodes that run Flower's can be mixed.
+By default, a SuperNode polls for messages every three seconds and starts a process for each one,
+which imports JAX, loads the data and compiles every time. Here the SuperNode polls often, and one
+process per app stays alive with its data and compiled programs. Both are Flower's own programs with
+two parts replaced; they can be mixed with Flower's own.
 
     python -m simfbo.flower.ops.fast_nodes supernode ...    # like flower-supernode; --only-apps
     python -m simfbo.flower.ops.fast_nodes superexec ...    # like flower-superexec
@@ -38,7 +38,7 @@ POLL, GIVE_UP = 0.05, 30.0  # seconds
 
 
 class ResidentExecutor(SubprocessExecutor):
-    """Starts processes like Flower, but keeps one that runs a ClientApp for the next message."""
+    """Starts processes like Flower, but reuses the process of a ClientApp."""
 
     def __init__(self) -> None:
         """Start without a process."""
@@ -56,7 +56,7 @@ class ResidentExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def _hand_over(self, app: str | None, task: str) -> bool:
-        """Pass a task to the process of an app, started if need be; return whether it worked."""
+        """Pass a task to the process of an app, starting it if necessary; False on failure."""
         for _ in range(2):
             if self._worker is None or self._worker.poll() is not None or app != self._app:
                 self.close()
@@ -79,27 +79,27 @@ class ResidentExecutor(SubprocessExecutor):
 
 
 class Pacer:
-    """How long a SuperNode sleeps between polls: a tenth of the time since the last message.
+    """The polling interval of a SuperNode: a tenth of the time since the last message.
 
-    So polling adds a tenth to an exchange, and an idle federation costs almost nothing.
+    Polling thus adds a tenth to an exchange, and costs an idle federation almost nothing.
     """
 
     def __init__(self) -> None:
-        """Start as if a message had just arrived."""
+        """Start with the shortest interval."""
         self._last = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for this long at most."""
-        if seconds < 1:  # it waits for its app, so a message has arrived
+        """Sleep for at most this long."""
+        if seconds < 1:  # the SuperNode waits for its app, so a message has arrived
             self._last = time.monotonic()
         time.sleep(min(seconds, max(POLL, 0.1 * (time.monotonic() - self._last))))
 
 
 def hasten_pulls() -> None:
-    """Poll often for parts of a message that have not arrived yet, and give up after a while.
+    """Poll often for missing parts of a message, with a shorter timeout.
 
-    A message is announced before its parts are sent, so frequent polls come too early. By default
-    Flower polls again after a second, and if the sender dies in between, for two hours.
+    A message is announced before its parts are sent, so the first polls often come too early. By
+    default Flower polls again after a second and, if the sender dies in between, for two hours.
     """
     defaults = pull_objects.__kwdefaults__
     if defaults is not None and {"initial_backoff", "max_time"} <= defaults.keys():
@@ -107,7 +107,7 @@ def hasten_pulls() -> None:
 
 
 class CurrentKey:
-    """Signs a node's requests with the key in a file, also after it was replaced."""
+    """Signs a node's requests with the key in a file, reloaded when it is replaced."""
 
     def __init__(self, file: Path) -> None:
         """Take the file of the private key."""
@@ -128,29 +128,29 @@ class _OtherApp(Exception):
 
 
 def only_apps(digests: set[str]) -> None:
-    """Answer messages of an app that is not on a list with an error, instead of running it.
+    """Reply to messages of unlisted apps with an error instead of running them.
 
-    The digest is that of the app's content as it arrived, whatever the SuperLink says it is.
+    The digest is computed from the received content, independent of the SuperLink's claim.
     """
     internal: Any = start_client_internal
     original = internal._pull_and_store_message
 
-    def pull(*, state: Any, object_store: Any, receive: Any, get_fab: Any, **rest: Any) -> Any:
+    def pull(*, state: Any, object_store: Any, receive: Any, get_fab: Any, **kwargs: Any) -> Any:
         received: list[Any] = []
 
         def remember() -> Any:
             received[:] = [receive()]
             return received[0]
 
-        def check(*given: Any) -> Any:
-            app = get_fab(*given)
+        def check(*args: Any) -> Any:
+            app = get_fab(*args)
             if hashlib.sha256(app.content).hexdigest() not in digests:
                 raise _OtherApp
             return app
 
-        named = {"state": state, "object_store": object_store, **rest}
+        call = {"state": state, "object_store": object_store, **kwargs}
         try:
-            return original(receive=remember, get_fab=check, **named)
+            return original(receive=remember, get_fab=check, **call)
         except _OtherApp:
             message, _ = received[0]
             error = Error(ErrorCode.INVALID_FAB, "the app is not on the node's list (--only-apps)")
@@ -162,7 +162,7 @@ def only_apps(digests: set[str]) -> None:
 
 
 def supernode() -> None:
-    """Run a SuperNode that polls for messages often, and runs only the apps of `--only-apps`."""
+    """Run a SuperNode that polls often, and runs only the apps of `--only-apps`."""
     if sys.argv[1:2] == ["--only-apps"]:
         only_apps(set(sys.argv[2].split(",")))
         del sys.argv[1:3]
@@ -175,15 +175,15 @@ def supernode() -> None:
 
 
 def superexec() -> None:
-    """Run a SuperExec that keeps a ClientApp's process."""
-    replace(run_superexec, "get_executor", lambda *given, **named: ResidentExecutor())
+    """Run a SuperExec that keeps a ClientApp's process alive."""
+    replace(run_superexec, "get_executor", lambda *args, **kwargs: ResidentExecutor())
     flower_superexec()
 
 
 def worker() -> None:
     """Run ClientApp tasks one after the other, each given by a line of stdin.
 
-    Each is Flower's own procedure, except that it does not end the process.
+    Each runs Flower's own procedure, which here does not end the process.
     """
     hasten_pulls()
     after: list[Callable[[], Any]] = []
@@ -203,7 +203,7 @@ def worker() -> None:
 
 
 def replace(module: ModuleType, name: str, value: Any) -> None:
-    """Replace a part of one of Flower's modules; it must exist."""
+    """Replace an attribute of one of Flower's modules; it must exist."""
     if not hasattr(module, name):
         raise SystemExit(
             f"This version of Flower has no {module.__name__}.{name}: install the one that "

@@ -1,4 +1,4 @@
-"""A run on the federation: started, followed to its end, and resumed if its process dies."""
+"""A run on the federation: start it, follow it to its end, and resume it if its process dies."""
 
 import contextlib
 import json
@@ -22,8 +22,8 @@ from simfbo.runs.interrupts import held_back
 
 _REASON = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
-Watch = Callable[[Json], object]
-Say = Callable[[str], object]
+OnLine = Callable[[Json], object]
+OnEvent = Callable[[str], object]
 
 
 class Run(NamedTuple):
@@ -41,22 +41,22 @@ class Run(NamedTuple):
 
     @property
     def history(self) -> Path:
-        """Return the file of the history."""
+        """The file of the history."""
         return self.folder / FILE
 
     @property
     def settings(self) -> Path:
-        """Return the file with the app's settings in this run."""
+        """The file with the app's settings in this run."""
         return self.folder / "run.toml"
 
     @property
     def log(self) -> Path:
-        """Return the log of the server."""
+        """The log of the server."""
         return self.folder / "server.log"
 
     @property
     def end(self) -> Json | None:
-        """Return the last line of the history if it says how the run ended."""
+        """The end record of the history, if the run has ended."""
         lines = self.history.read_bytes().splitlines() if self.history.is_file() else []
         last = _parsed(lines[-1]) if lines else {}
         return last if last.get("kind") == "end" else None
@@ -69,14 +69,14 @@ def prepare(
     output: Path | None = None,
     resume: Path | None = None,
 ) -> Run:
-    """Check everything that a run needs, and write its settings.
+    """Validate the requirements of a run, and write its settings.
 
     Args:
         federation: folder of the federation, which must be running.
         app: folder of a Flower app.
-        settings: those of the app to change, as texts by key.
+        settings: changed settings of the app, as texts by key.
         output: folder of a new run; one under runs/ by default.
-        resume: folder of a run to resume, with the settings it was started with.
+        resume: folder of a run to resume with its original settings.
     """
     layout = Layout(federation.resolve())
     if not layout.read_setup().link:
@@ -95,17 +95,17 @@ def prepare(
     return run
 
 
-def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
+def train(run: Run, retries: int, watch: OnLine, say: OnEvent) -> Json | None:
     """Start a run and wait for its end; resume it if its server dies.
 
     Args:
         run: the run.
-        retries: how often to resume it.
-        watch: called with the app's digest, the header of the history and every line that is added.
-        say: called with what happens besides.
+        retries: the largest number of times to resume it.
+        watch: called with the app's digest, the header of the history and every new line.
+        say: called with messages about other events.
 
     Returns:
-        The end record; None if the server died once too often.
+        The end record; None if the server died too often.
     """
     end = _follow(run, watch)
     for _ in range(retries):
@@ -116,14 +116,14 @@ def train(run: Run, retries: int, watch: Watch, say: Say) -> Json | None:
     return end
 
 
-def _follow(run: Run, watch: Watch) -> Json | None:
+def _follow(run: Run, watch: OnLine) -> Json | None:
     """Start a run and wait for its end; return the end record, None if its server died."""
     reader, number = HistoryReader(run.history), ""
     watch({"kind": "app", "digest": control_api.digest(run.app)})
     if reader.header:
         watch(reader.header)
     try:
-        with held_back():  # once the run has begun, its number is known
+        with held_back():  # once the run has started, its number is known
             number = control_api.start_run(*run[:2], run.settings)
         log = _Log(run, number)
         while not log.done or not control_api.is_over(run.layout, number):
@@ -145,7 +145,7 @@ def _follow(run: Run, watch: Watch) -> Json | None:
 
 
 def read_config(app: Path) -> Json:
-    """Return the settings of an app; raise unless it is one that takes a `folder`."""
+    """Read the settings of an app; raise unless it is one with a `folder` setting."""
     file = app / "pyproject.toml"
     try:
         config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
@@ -167,20 +167,20 @@ def changed_settings(given: Mapping[str, str], config: Json, history: Path | Non
         config: the app's own.
         history: of the run to resume, whose settings are kept.
     """
-    found: Json = {}
+    changed: Json = {}
     if history is not None:
-        old = History.load(history.parent).header.get("config", {})
-        found = {key: value for key, value in old.items() if key in config}
+        previous = History.load(history.parent).header.get("config", {})
+        changed = {key: value for key, value in previous.items() if key in config}
     for key, text in given.items():
         if key not in config or key == "folder":
-            known = ", ".join(sorted(config.keys() - {"folder"}))
-            raise UserError(f"Unknown setting '{plain(key)}'. The app has {known}.")
-        found[key] = _value(key, text, config[key])
-    return found
+            available = ", ".join(sorted(config.keys() - {"folder"}))
+            raise UserError(f"Unknown setting '{plain(key)}'. The app has {available}.")
+        changed[key] = _value(key, text, config[key])
+    return changed
 
 
 def _value(key: str, text: str, default: Any) -> Any:
-    """Return a setting's value, of the type of the app's own."""
+    """Parse a setting's value to the type of the app's own."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
@@ -219,29 +219,29 @@ class HistoryReader:
     """
 
     def __init__(self, file: Path) -> None:
-        """Take the file, and skip what is in it already."""
+        """Take the file, and skip its existing lines."""
         self._file, self._read = file, file.stat().st_size if file.is_file() else 0
         self.header = _parsed(file.read_bytes().partition(b"\n")[0]) if file.is_file() else {}
 
     def new_lines(self) -> list[Json]:
-        """Return the lines that were added since the last call."""
+        """Return the lines added since the last call."""
         if not self._file.is_file():
             return []
         with open(self._file, "rb") as history:
             if history.seek(0, 2) < self._read:
-                self._read = history.tell()  # a resumed run has cut off what it repeats
+                self._read = history.tell()  # a resumed run has removed the lines that it repeats
             history.seek(self._read)
             text = history.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [line for line in map(_parsed, whole.splitlines()) if line]
+        complete = text[: text.rfind(b"\n") + 1]
+        self._read += len(complete)
+        return [line for line in map(_parsed, complete.splitlines()) if line]
 
 
 class _Log:
     """The log of a run's server, written to a file as it arrives.
 
     Attributes:
-        done: whether it has ended.
+        done: it has ended.
         reason: the message of the last exception in it.
     """
 
@@ -252,23 +252,23 @@ class _Log:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        cut_off = ""
+        rest = ""
         try:
             with open(self._file, "w", errors="replace") as out:  # the log starts over
                 for part in self._parts:
                     out.write(part)
                     out.flush()
-                    *lines, cut_off = (cut_off + part).split("\n")
-                    for found in filter(None, map(_REASON.match, lines)):
-                        self.reason = found[1].strip().rstrip(".")
+                    *lines, rest = (rest + part).split("\n")
+                    for match in filter(None, map(_REASON.match, lines)):
+                        self.reason = match[1].strip().rstrip(".")
         except UserError:
-            pass  # the SuperLink died, or refuses: whoever waits for the end finds out
+            pass  # the SuperLink died or rejects the request, which is noticed in `_follow`
         finally:
             self.done = True
 
 
 def _parsed(line: bytes) -> Json:
-    """Return a line of a history; empty if it is incomplete."""
+    """Parse a line of a history; empty if it is incomplete."""
     try:
         return json.loads(line)
     except ValueError:

@@ -1,8 +1,9 @@
-"""Connections from other machines that have not shown a key yet: few, and not for long.
+"""Limits on unauthenticated connections from other machines.
 
-A stranger can open connections and say nothing, or send nonsense as fast as the network allows. So
-each address has a limited number of connections per few seconds until one of its requests is signed
-by a known key, and such a connection is cut off after these seconds.
+An unauthenticated client can open connections without sending anything, or send invalid requests as
+fast as the network allows. Each address therefore has a limited number of connections per few
+seconds until one of its requests is signed by a known key, and an unauthenticated connection is
+closed after these seconds.
 """
 
 import contextlib
@@ -11,22 +12,22 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-SECONDS = 10.0  # to show a key
+SECONDS = 10.0  # to authenticate
 PER_ADDRESS = 100  # connections in as many seconds
-TOTAL = 400  # open at once
+TOTAL = 400  # open connections
 
 Address = tuple[str, int]
 
 
 class _Guest(NamedTuple):
-    """A connection, and since when it is there."""
+    """An unauthenticated connection, and the time at which it was opened."""
 
     connection: socket.socket
     since: float
 
 
 class Guests(socket.socket):
-    """A listening socket that accepts a limited number of connections of strangers."""
+    """A listening socket with a limited number of unauthenticated connections."""
 
     def __init__(self, host: str, port: int) -> None:
         """Listen on an address."""
@@ -36,7 +37,7 @@ class Guests(socket.socket):
         self._guests: dict[Address, _Guest] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that may stay; others are closed at once."""
+        """Return the next admissible connection; others are closed immediately."""
         while True:
             connection, address = super().accept()
             if self.admit(connection, address[:2]):
@@ -44,7 +45,7 @@ class Guests(socket.socket):
             connection.close()
 
     def admit(self, connection: socket.socket, address: Address) -> bool:
-        """Return whether a new connection may stay; close the oldest one if there are too many."""
+        """Admit or reject a new connection; close the oldest one if there are too many."""
         if ipaddress.ip_address(address[0]).is_loopback:
             return True
         self.sweep()
@@ -56,17 +57,17 @@ class Guests(socket.socket):
         return True
 
     def welcome(self, address: Address) -> None:
-        """Let a connection stay, since one of its requests was signed by a known key."""
+        """Remove the limits of a connection: one of its requests was signed by a known key."""
         self._guests.pop(address, None)
 
     def sweep(self) -> None:
-        """Cut off those who have shown no key for too long."""
+        """Close connections that have not been authenticated in time."""
         latest = time.monotonic() - SECONDS
         for address in [a for a, guest in self._guests.items() if guest.since < latest]:
             _cut_off(self._guests.pop(address).connection)
 
 
 def _cut_off(connection: socket.socket) -> None:
-    """End a connection; whoever serves it notices and closes it."""
+    """Shut a connection down; its server notices and closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
 """A new app: a folder with a model, synthetic rows, tests and a README, ready to run.
 
-The files are the templates in `app/`; a name in them such as $name is replaced.
+The files are the templates in `app/`, with placeholders such as $name.
 """
 
 import json
@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 
     Attributes:
         task: the templates of task.py and of its test are task_TASK.txt and test_TASK.txt.
-        words: what stands for the names in all templates.
-        numbers: whether the outcome is a number rather than yes or no.
+        words: the values of the placeholders in all templates.
+        numbers: the outcome is a number rather than yes or no.
     """
 
     task: str
@@ -86,10 +86,10 @@ def create(folder: Path, kind: str) -> list[str]:
     """Write a new app; return the names of its files.
 
     Args:
-        folder: to be created; its name becomes the app's.
+        folder: to be created, named like the app.
         kind: a key of `KINDS`.
     """
-    name, chosen = folder.name, KINDS[kind]
+    name, template = folder.name, KINDS[kind]
     if not _NAME.fullmatch(name):
         raise UserError(
             f"An app cannot be called '{plain(name)}': use letters, digits, - and _, and begin "
@@ -99,12 +99,14 @@ def create(folder: Path, kind: str) -> list[str]:
         raise UserError(f"{folder} exists already: choose another name, or delete it.")
     data = folder.resolve() / "data"
     if not _is_text(str(data)):
-        raise UserError("An app's configuration holds UTF-8 only, and the path of this folder is "
-                        "none: choose another folder.")  # fmt: skip
-    # A text in JSON is one in TOML.
+        raise UserError(
+            "An app's configuration holds UTF-8 only, and the path of this folder is "
+            "none: choose another folder."
+        )
+    # A JSON string is a TOML string.
     path = json.dumps(str(data), ensure_ascii=False)
-    words = {**chosen.words, "name": name, "data": path}
-    files = _files(chosen, words) | _rows(chosen.numbers)
+    words = {**template.words, "name": name, "data": path}
+    files = _files(template, words) | _rows(template.numbers)
     try:
         data.mkdir(parents=True)
         for file, text in files.items():
@@ -115,7 +117,7 @@ def create(folder: Path, kind: str) -> list[str]:
 
 
 def _is_text(path: str) -> bool:
-    """Return whether a path can be written as UTF-8."""
+    """Check whether a path can be encoded as UTF-8."""
     try:
         return bool(path.encode())
     except UnicodeEncodeError:
@@ -139,15 +141,15 @@ def _files(kind: Kind, words: dict[str, str]) -> dict[str, str]:
 
 
 def _rows(numbers: bool) -> dict[str, str]:
-    """Return synthetic tables; the outcome depends on age and dose."""
+    """Generate synthetic tables; the outcome depends on age and dose."""
     rng = np.random.default_rng(0)
     centre, scale = np.array([50.0, 75.0, 10.0, 180.0]), np.array([12.0, 14.0, 4.0, 100.0])
-    found: dict[str, str] = {}
+    tables: dict[str, str] = {}
     for client in range(_CLIENTS):
-        unit = rng.normal(size=(_ROWS, 4)) + 0.3 * rng.normal(size=4)
-        score = 1.5 * unit[:, 0] - 2.0 * unit[:, 2] + 0.5 * rng.normal(size=_ROWS)
-        rows = np.round(centre + scale * unit, 1).astype(str)
+        standardised = rng.normal(size=(_ROWS, 4)) + 0.3 * rng.normal(size=4)
+        score = 1.5 * standardised[:, 0] - 2.0 * standardised[:, 2] + 0.5 * rng.normal(size=_ROWS)
+        rows = np.round(centre + scale * standardised, 1).astype(str)
         outcome = np.round(score, 2).astype(str) if numbers else np.where(score > 0, "yes", "no")
         lines = [",".join(row) for row in (_COLUMNS, *np.column_stack([rows, outcome]).tolist())]
-        found[f"data/client-{client}.csv"] = "\n".join(lines) + "\n"
-    return found
+        tables[f"data/client-{client}.csv"] = "\n".join(lines) + "\n"
+    return tables

@@ -1,7 +1,7 @@
-"""Operators: those who may start, stop and watch runs. Each has a key, which signs every request.
+"""Operators, who may start, stop and watch runs, and their signed requests.
 
-The public keys are in a federation's folder `operators`, and the SuperLink reads them for every
-request, so that an operator who is revoked is refused at once.
+The public keys are in a federation's folder `operators`. The SuperLink reads them for every
+request, so a revoked operator's requests are rejected immediately.
 """
 
 import base64
@@ -25,35 +25,35 @@ from simfbo.flower.ops import certificates
 from simfbo.runs.files import Json
 
 HEADER = "simfbo-operator"
-KEY = "SIMFBO_OPERATOR_KEY"  # an environment variable: a private key that is kept elsewhere
-LASTS = 60.0  # seconds for which a signature is valid, before and after the server's time
+KEY = "SIMFBO_OPERATOR_KEY"  # an environment variable: the path of a private key
+LASTS = 60.0  # validity of a signature in seconds, before and after the server's time
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 Reserve = Callable[[str, str, float], bool]  # (purpose, nonce, expiry) -> whether it is new
 
 
 class Claim(NamedTuple):
-    """What a valid signature says: by whom, and for which content (SHA-256)."""
+    """The contents of a valid signature: the signer's key file, and the content's SHA-256."""
 
     file: Path
     digest: str
 
     @property
     def name(self) -> str:
-        """Return the operator's name."""
+        """The operator's name."""
         return self.file.stem
 
     @property
     def stands(self) -> bool:
-        """Return whether the operator has not been revoked since."""
+        """Whether the operator has not been revoked since."""
         return self.file.exists()
 
 
 def sign(key: Path, method: str, path: str, body: bytes) -> str:
-    """Return the header that signs a request with an operator's private key.
+    """Sign a request with an operator's private key; return the header.
 
-    The signature covers method, path, content, time and a random number, so that it is good for
-    this request only, and only once.
+    The signature covers method, path, content, time and a random number, so it is valid for this
+    request only, and only once.
     """
     private = serialization.load_ssh_private_key(key.read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
@@ -64,22 +64,22 @@ def sign(key: Path, method: str, path: str, body: bytes) -> str:
 
 
 def verify(folder: Path, header: str, method: str, path: str, reserve: Reserve) -> Claim:
-    """Return who signed a request, and its content's digest; raise `ValueError` if nobody did.
+    """Verify a request's signature; raise `ValueError` if it is invalid.
 
     Args:
         folder: of the operators' public keys.
         header: from `sign`.
         method: of the request.
         path: of the request.
-        reserve: remembers a random number until a time; False if it is known already.
+        reserve: records a random number until a time; False if it is already recorded.
     """
     *words, signature = header.split(" ")
     if len(words) != 4:
         raise ValueError("the request is not signed by an operator")
-    known = {certificates.fingerprint(key): (file, key) for file, key in _read(folder).items()}
-    if words[0] not in known:
+    keys = {certificates.fingerprint(key): (file, key) for file, key in _read(folder).items()}
+    if words[0] not in keys:
         raise ValueError("the request is signed by a key that is not an operator's")
-    (file, key), signed_at = known[words[0]], float(words[1])
+    (file, key), signed_at = keys[words[0]], float(words[1])
     if not abs(time.time() - signed_at) < LASTS:
         raise ValueError("the signature has expired")
     try:
@@ -92,7 +92,7 @@ def verify(folder: Path, header: str, method: str, path: str, reserve: Reserve) 
 
 
 def create_first(folder: Path) -> list[str]:
-    """Create an operator named like this user, unless there is one; return what was created."""
+    """Create an operator named like this user if there is none; return created names."""
     if _read(folder):
         return []
     certificates.make_key(folder / _user())
@@ -100,25 +100,25 @@ def create_first(folder: Path) -> list[str]:
 
 
 def add(folder: Path, name_or_key: str) -> str:
-    """Add an operator, by a name for which a key is created or by a public key; return the name."""
-    given = Path(name_or_key)
-    if given.suffix != ".pub":
+    """Add an operator by a name, with a new key, or by a public key; return the name."""
+    key_file = Path(name_or_key)
+    if key_file.suffix != ".pub":
         _require_new(folder, name_or_key)
         certificates.make_key(folder / name_or_key)
         return name_or_key
-    _require_new(folder, given.stem)
-    if certificates.public_key(given) is None:
+    _require_new(folder, key_file.stem)
+    if certificates.public_key(key_file) is None:
         raise UserError(
-            f"{given} is not a public key: give a file such as anna.pub, created with "
+            f"{key_file} is not a public key: give a file such as anna.pub, created with "
             "'ssh-keygen -t ecdsa -b 384', or a name, for which a key is created."
         )
     folder.mkdir(exist_ok=True)
-    shutil.copy(given, folder / given.name)
-    return given.stem
+    shutil.copy(key_file, folder / key_file.name)
+    return key_file.stem
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Remove an operator, and the private key if it is here."""
+    """Remove an operator, and the private key if it is in the folder."""
     if folder / f"{name}.pub" not in _read(folder):
         raise UserError(
             f"There is no operator '{plain(name)}': see 'simfbo flower operators list'."
@@ -128,7 +128,7 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def listed(folder: Path) -> list[Json]:
-    """Return the operators, with fingerprints and whether the private key is here."""
+    """Return the operators with their fingerprints and the location of the private key."""
     return [
         {
             "operator": file.stem,
@@ -140,7 +140,7 @@ def listed(folder: Path) -> list[Json]:
 
 
 def own_key(folder: Path) -> Path:
-    """Return the private key to sign with: the environment's, this user's, or the first here."""
+    """Return the private key for signing: the environment's, this user's, or the first here."""
     if KEY in os.environ:
         file = Path(os.environ[KEY])
         if not file.is_file():
@@ -157,7 +157,7 @@ def own_key(folder: Path) -> Path:
 
 
 def _user() -> str:
-    """Return an operator's name for whoever runs this process."""
+    """Return an operator's name for the current user."""
     try:
         return re.sub(r"[^a-zA-Z0-9_-]+", "-", getpass.getuser()).strip("-")[:64] or "operator"
     except (KeyError, OSError, ImportError):
@@ -165,7 +165,7 @@ def _user() -> str:
 
 
 def _require_new(folder: Path, name: str) -> None:
-    """Raise unless a name is good, and new."""
+    """Raise unless a name is valid and new."""
     if not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
         raise UserError(f"'{plain(name)}' is not a name: use letters, digits, - and _.")
     if (folder / f"{name}.pub").exists():
@@ -174,10 +174,10 @@ def _require_new(folder: Path, name: str) -> None:
 
 def _read(folder: Path) -> dict[Path, ec.EllipticCurvePublicKey]:
     """Return the public keys of all operators, by file."""
-    found = {file: certificates.public_key(file) for file in sorted(folder.glob("*.pub"))}
-    return {file: key for file, key in found.items() if key is not None}
+    keys = {file: certificates.public_key(file) for file in sorted(folder.glob("*.pub"))}
+    return {file: key for file, key in keys.items() if key is not None}
 
 
 def _text(method: str, path: str, words: list[str]) -> bytes:
-    """Return what is signed."""
+    """Return the signed text."""
     return "\n".join(["simfbo operator's request", method, path, *words]).encode()

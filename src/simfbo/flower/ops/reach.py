@@ -1,4 +1,4 @@
-"""Whether a SuperLink can be reached and trusted, and what to do if not."""
+"""Checks that a SuperLink can be reached and trusted, with advice for failures."""
 
 import socket
 import ssl
@@ -9,7 +9,7 @@ from simfbo.flower.ops.folder import Layout, Setup, local_port
 
 
 def is_healthy(layout: Layout, setup: Setup) -> bool:
-    """Return whether the SuperLink responds."""
+    """Check whether the SuperLink responds."""
     scheme, context = "http", None
     if not setup.insecure:
         scheme = "https"
@@ -23,7 +23,7 @@ def is_healthy(layout: Layout, setup: Setup) -> bool:
 
 
 def require_superlink(layout: Layout, setup: Setup) -> None:
-    """Raise, saying what to do, unless the SuperLink to join can be reached and trusted."""
+    """Raise with advice unless the SuperLink to join can be reached and trusted."""
     host, port = setup.address.rpartition(":")[0], local_port(setup.address)
     host = host.strip("[]")
     context = ssl.create_default_context()
@@ -54,7 +54,7 @@ def require_superlink(layout: Layout, setup: Setup) -> None:
 
 
 def _distrust(layout: Layout, setup: Setup, host: str, error: ssl.SSLCertVerificationError) -> str:
-    """Return why a certificate was rejected, and what to do."""
+    """Return the message for a rejected certificate."""
     if "match" in error.verify_message:
         return (
             f"The SuperLink's certificate is not valid for '{host}': create one on the server with "

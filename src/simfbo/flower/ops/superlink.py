@@ -1,11 +1,11 @@
-"""Flower's SuperLink behind a door that only admitted nodes and operators pass.
+"""Flower's SuperLink behind a gateway for admitted nodes and operators.
 
     python -m simfbo.flower.ops.superlink FOLDER ...    # like flower-superlink, for a federation
 
-Flower's own program, with what serves its application on the network replaced. That puts
-`simfbo.flower.ops.door` in front of the application, limits what strangers can open
-(`simfbo.flower.ops.guests`), and uses a renewed certificate as soon as it is there. Besides, a node
-can reply in its own name only, and remains the same when its key is replaced.
+Flower's own program, with its HTTP server replaced: `simfbo.flower.ops.door` checks every request,
+`simfbo.flower.ops.guests` limits unauthenticated connections, and a renewed certificate is used as
+soon as it exists. A node can reply in its own name only, and remains the same node when its key is
+replaced.
 """
 
 import logging
@@ -29,33 +29,33 @@ from simfbo.flower.ops.guests import Guests
 
 
 class Certificate:
-    """A server's certificate, loaded again when its file changes."""
+    """A server certificate, reloaded when its file changes."""
 
     def __init__(self, config: uvicorn.Config, file: Path, key: Path) -> None:
-        """Take the configuration whose TLS context to change, and the files."""
+        """Take the configuration with the TLS context, and the files."""
         self._config, self._files, self._loaded = config, (file, key), _version(file)
 
     def refresh(self) -> None:
-        """Use the certificate for new connections if it is a new one, and fits its key."""
+        """Use a new certificate for new connections if it matches its key."""
         version = _version(self._files[0])
         if version == self._loaded or self._config.ssl is None:
             return
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
         except (OSError, ssl.SSLError):
-            return  # half written: the next time
+            return  # partly written: retried later
         self._config.ssl.load_cert_chain(*self._files)
         self._loaded = version
         LOG.warning("Using the new certificate in %s.", self._files[0])
 
 
 def know_renewed_nodes(layout: Layout, state: Any) -> None:
-    """Let the SuperLink's state find a node by the key that it has now, not only by its first."""
+    """Let the SuperLink identify a node by its current key as well as by its first one."""
     original = state.get_node_id_by_public_key
 
     def find(key: bytes) -> int | None:
-        if (found := original(key)) is not None:
-            return found
+        if (node := original(key)) is not None:
+            return node
         files = [file for file in layout.keys.glob("*.pub") if node_form(file) == key]
         return original(node_form(layout.identity(files[0]))) if files else None
 
@@ -63,7 +63,7 @@ def know_renewed_nodes(layout: Layout, state: Any) -> None:
 
 
 def require_own_name(original: Any) -> Any:
-    """Return Flower's procedure for replies of nodes, for replies in the sender's own name only."""
+    """Wrap Flower's procedure for nodes' replies to reject replies in another node's name."""
 
     def push(*, request: Any, **named: Any) -> Any:
         senders = {message.metadata.src_node_id for message in request.messages_list}
@@ -76,7 +76,7 @@ def require_own_name(original: Any) -> Any:
 
 
 def serve(layout: Layout, app: Any, host: str, port: int, **named: Any) -> None:
-    """Serve the SuperLink's application behind the door, until SIGTERM."""
+    """Serve the SuperLink's application behind the gateway, until SIGTERM."""
     guests, setup = Guests(host, port), layout.read_setup()
     nodes, state = None if setup.insecure else layout.keys, app.state.linkstate_factory.state()
     know_renewed_nodes(layout, state)
@@ -97,11 +97,11 @@ def serve(layout: Layout, app: Any, host: str, port: int, **named: Any) -> None:
         config, *map(layout.certificates.joinpath, ("server.crt", "server.key"))
     )
 
-    async def look_after() -> None:
+    async def maintain() -> None:
         guests.sweep()
         certificate.refresh()
 
-    config.callback_notify = look_after
+    config.callback_notify = maintain
     server = uvicorn.Server(config)
     server.run(sockets=[guests])
     if not server.started:
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def _version(file: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is replaced; None if there is none."""
+    """Return a version of a file that changes when it is replaced; None if it is missing."""
     try:
         return file.stat().st_ino, file.stat().st_mtime_ns
     except OSError:

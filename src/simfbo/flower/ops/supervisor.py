@@ -1,8 +1,9 @@
-"""Keeps a federation's processes running on this machine until SIGTERM.
+"""Keep a federation's processes running on this machine until SIGTERM.
 
 `simfbo flower up` starts `python -m simfbo.flower.ops.supervisor FOLDER`. A process that ends is
-restarted, with a growing delay if it keeps failing: a SuperLink rejects a SuperNode for up to a
-minute while it still remembers the previous one. When the supervisor ends, no process is left.
+restarted, with a growing delay if it fails repeatedly: a SuperLink rejects a SuperNode for up to a
+minute while the previous one is still registered. The supervisor ends all processes before it
+exits.
 """
 
 import contextlib
@@ -18,13 +19,13 @@ from pathlib import Path
 from simfbo.flower.ops.folder import Layout, Process, environment, processes
 from simfbo.runs.files import Json, write_atomic
 
-_LASTED = 20.0  # seconds after which a process counts as well started
+_LASTED = 20.0  # seconds after which the delay of restarts is reset
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
-_DOWN = 30.0  # seconds for a supervisor to end
+_DOWN = 30.0  # seconds for a supervisor to exit
 
 
 class _Child:
-    """One process that is kept running."""
+    """One supervised process."""
 
     def __init__(self, layout: Layout, process: Process) -> None:
         self.process, self._layout = process, layout
@@ -32,7 +33,7 @@ class _Child:
         self.starts, self._delay, self._begun, self._due = 0, 0.5, 0.0, 0.0
 
     def poll(self) -> bool:
-        """Start the process if it is due, notice if it ended; return whether anything changed."""
+        """Start the process if it is due, detect its end; return True if anything changed."""
         now = time.monotonic()
         if self.running is not None:
             if self.running.poll() is None:
@@ -60,7 +61,7 @@ class _Child:
         self._begun, self.starts = now, self.starts + 1
 
     def describe(self) -> Json:
-        """Return its process id, None if it is not running, and how often it was started."""
+        """Return its process id, None if it is not running, and the number of its starts."""
         pid = None if self.running is None else self.running.pid
         return {"pid": pid, "starts": self.starts}
 
@@ -73,14 +74,14 @@ def supervise(layout: Layout) -> None:
     children = [_Child(layout, p) for p in processes(layout, layout.read_setup())]
     try:
         while not received:
-            registered = layout.registered.exists()  # before that, others would be rejected
+            registered = layout.registered.exists()  # unregistered nodes would be rejected
             due = [c for c in children if registered or c.process.name == "superlink"]
             if any([child.poll() for child in due]):
                 _write_state(layout, children)
             time.sleep(0.2)
     finally:
         running = {c.process.name: c.running.pid for c in children if c.running is not None}
-        # Nodes first: they sign off from the SuperLink, which would otherwise remember them.
+        # Nodes first: they sign off from the SuperLink and would otherwise stay registered.
         _end_groups([pid for name, pid in running.items() if name.startswith("node")])
         _end_groups([pid for name, pid in running.items() if not name.startswith("node")])
         layout.state.unlink(missing_ok=True)
@@ -96,40 +97,40 @@ def start(layout: Layout) -> subprocess.Popen[bytes]:
 
 
 def running(layout: Layout) -> Json | None:
-    """Return the state that a running supervisor has written; None if there is no supervisor."""
+    """Return the state written by a running supervisor; None if there is no supervisor."""
     try:
         state = json.loads(layout.state.read_text())
         os.kill(state["supervisor"], 0)
         command = _command_line(state["supervisor"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # Another process may have got its number.
+    # Another process may have the same number by now.
     return state if command is None or command[-1:] == [str(layout.folder)] else None
 
 
 def stop(layout: Layout) -> bool:
-    """End the supervisor and all processes; return whether anything was running."""
+    """Stop the supervisor and all processes; return False if nothing was running."""
     state = running(layout)
     if state is not None:
         os.kill(state["supervisor"], signal.SIGTERM)
         deadline = time.monotonic() + _DOWN
         while running(layout) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    left = _orphans(layout)
-    _end_groups(left)
+    orphans = _orphans(layout)
+    _end_groups(orphans)
     if layout.folder.is_dir():
         layout.state.unlink(missing_ok=True)
-    return state is not None or bool(left)
+    return state is not None or bool(orphans)
 
 
 def _write_state(layout: Layout, children: list[_Child]) -> None:
-    """Write down what is running."""
-    found = {child.process.name: child.describe() for child in children}
-    write_atomic(layout.state, json.dumps({"supervisor": os.getpid(), "processes": found}))
+    """Write the list of running processes."""
+    descriptions = {child.process.name: child.describe() for child in children}
+    write_atomic(layout.state, json.dumps({"supervisor": os.getpid(), "processes": descriptions}))
 
 
 def _end_groups(groups: list[int]) -> None:
-    """Terminate process groups, all at once, and kill those that do not end."""
+    """Terminate process groups together, and kill those that do not exit."""
     for group in groups:
         _signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE
@@ -140,7 +141,7 @@ def _end_groups(groups: list[int]) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return whether a group has any process, other than a zombie child of ours."""
+    """Check whether a group has any process other than a zombie child of ours."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(group, os.WNOHANG)
     try:
@@ -156,18 +157,20 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _orphans(layout: Layout) -> list[int]:
-    """Return process groups of this federation that a killed supervisor has left behind."""
-    found = set()
+    """Return process groups of this federation left by a killed supervisor."""
+    groups = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             pid = int(entry.parent.name)
-            ours = os.fsencode(f"FLWR_HOME={layout.home}") in entry.read_bytes().split(b"\0")
+            belongs_here = os.fsencode(f"FLWR_HOME={layout.home}") in entry.read_bytes().split(
+                b"\0"
+            )
             command = " ".join(_command_line(pid) or [])
-            if ours and re.search(r"flower-super|flwr-|simfbo\.flower\.ops", command):
-                found.add(os.getpgid(pid))
+            if belongs_here and re.search(r"flower-super|flwr-|simfbo\.flower\.ops", command):
+                groups.add(os.getpgid(pid))
         except OSError:
             continue
-    return sorted(found - {os.getpgrp()})
+    return sorted(groups - {os.getpgrp()})
 
 
 def _command_line(pid: int) -> list[str] | None:

@@ -1,6 +1,6 @@
-"""What PyTorch's operators are in JAX: one table, by the operator's name.
+"""JAX counterparts of PyTorch's operators, in one table by operator name.
 
-Nothing here needs PyTorch, so that a saved graph runs where it is not installed.
+Nothing here needs PyTorch, so a saved graph runs where it is not installed.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,12 @@ from simfbo.torch.operators._shapes import SHAPES
 __all__ = ["ELEMENTWISE", "KEPT", "TABLE"]
 
 TABLE: dict[str, Callable[..., Any]] = {
-    **ELEMENTWISE, **REDUCTIONS, **SHAPES, **CONVOLUTIONS, **NETWORKS, **LOSSES,
+    **ELEMENTWISE,
+    **REDUCTIONS,
+    **SHAPES,
+    **CONVOLUTIONS,
+    **NETWORKS,
+    **LOSSES,
     "getitem": lambda parts, place: parts[place],
-}  # fmt: skip
+}
 """Every operator with a counterpart in JAX, by name."""

@@ -1,6 +1,6 @@
-"""Functions of single numbers: the value and the derivative are PyTorch's, also where it kinks.
+"""Elementwise functions, with PyTorch's values and derivatives, also at kinks.
 
-PyTorch's types are settled when a loss is traced: what arrives here has one dtype already.
+Types are converted when a loss is traced: the arguments here have a common dtype.
 """
 
 import operator
@@ -24,7 +24,7 @@ def subtract(a: Any, b: Any, *, alpha: Number = 1) -> jax.Array:
 
 
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> jax.Array:
-    """Return a / b, rounded down or towards zero if asked to."""
+    """Return a / b, optionally rounded down or towards zero."""
     if rounding_mode is None:
         return a / b
     down = a // b
@@ -36,7 +36,7 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> jax.Array:
 
 
 def power(a: Any, b: Any) -> jax.Array:
-    """Return a^b; whole exponents have derivatives at zero too."""
+    """Return a^b; integer exponents have derivatives at zero too."""
     if isinstance(b, float) and b.is_integer() and abs(b) < 2**31:
         b = int(b)
     if isinstance(b, int) and b < 0:
@@ -45,9 +45,9 @@ def power(a: Any, b: Any) -> jax.Array:
         return a**b
     if isinstance(b, float):
         return jnp.power(a, b)
-    flat = (a == 0) & ((b == 0) | (b == 1))  # where the derivatives of a general power are NaN
-    found = jnp.power(jnp.where(flat, 1.0, a), b)
-    return jnp.where(flat, jnp.where(b == 0, 1.0, a), found).astype(found.dtype)
+    flat = (a == 0) & ((b == 0) | (b == 1))  # the derivatives of a general power are NaN here
+    powers = jnp.power(jnp.where(flat, 1.0, a), b)
+    return jnp.where(flat, jnp.where(b == 0, 1.0, a), powers).astype(powers.dtype)
 
 
 def where(mask: Any, a: Any, b: Any) -> jax.Array:
@@ -56,22 +56,22 @@ def where(mask: Any, a: Any, b: Any) -> jax.Array:
 
 
 def absolute(a: jax.Array) -> jax.Array:
-    """Return |a|, of derivative 0 at 0 (jnp.abs has 1)."""
+    """Return |a|, with derivative 0 at 0 (jnp.abs has 1)."""
     return jnp.sign(a) * a
 
 
 def fmax(a: Any, b: Any) -> jax.Array:
-    """Return the larger number, the first of equal ones, and no NaN if there is a number."""
+    """Return the larger number, the first of equal ones, ignoring a single NaN."""
     return jnp.where((a >= b) | jnp.isnan(b), a, b)
 
 
 def fmin(a: Any, b: Any) -> jax.Array:
-    """Return the smaller number, the first of equal ones, and no NaN if there is a number."""
+    """Return the smaller number, the first of equal ones, ignoring a single NaN."""
     return jnp.where((a <= b) | jnp.isnan(b), a, b)
 
 
 def hardsigmoid(a: jax.Array) -> jax.Array:
-    """Return a/6 + 1/2 between 0 and 1, of derivative 0 on the bounds."""
+    """Return a/6 + 1/2 between 0 and 1, with derivative 0 on the bounds."""
     return jnp.where(a <= -3, 0.0, jnp.where(a >= 3, 1.0, a / 6 + 0.5))
 
 
@@ -81,25 +81,25 @@ def hardswish(a: jax.Array) -> jax.Array:
 
 
 def sinc(a: jax.Array) -> jax.Array:
-    """Return sin(pi a) / (pi a), and 1 at 0, where the derivative is 0."""
-    some = jnp.where(a == 0, 1.0, a) * jnp.pi
-    return jnp.where(a == 0, 1.0, jnp.sin(some) / some)
+    """Return sin(pi a) / (pi a), and 1 at 0, with derivative 0."""
+    angle = jnp.where(a == 0, 1.0, a) * jnp.pi
+    return jnp.where(a == 0, 1.0, jnp.sin(angle) / angle)
 
 
 def relu(a: jax.Array) -> jax.Array:
-    """Return max(a, 0), of derivative 0 at 0."""
+    """Return max(a, 0), with derivative 0 at 0."""
     return jnp.where(a > 0, a, jnp.zeros((), a.dtype))
 
 
 def clamp(a: jax.Array, low: Any = None, high: Any = None) -> jax.Array:
-    """Return a between two bounds, of derivative 1 on them."""
+    """Limit a to two bounds, with derivative 1 on them."""
     if low is not None:
         a = jnp.where(a < low, low, a)
     return a if high is None else jnp.where(a > high, high, a)
 
 
 def hardtanh(a: jax.Array, low: Number = -1.0, high: Number = 1.0) -> jax.Array:
-    """Return a between two bounds, of derivative 0 on them."""
+    """Limit a to two bounds, with derivative 0 on them."""
     return jnp.where(a <= low, low, jnp.where(a >= high, high, a)).astype(a.dtype)
 
 
@@ -107,7 +107,7 @@ def elu(
     a: jax.Array, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0
 ) -> jax.Array:
     """Return scale a for positive a, scale alpha (exp(input_scale a) - 1) otherwise."""
-    low = jnp.where(a > 0, 0.0, a)  # large values would overflow, and make the derivative NaN
+    low = jnp.where(a > 0, 0.0, a)  # large values would overflow and make the derivative NaN
     return scale * jnp.where(a > 0, a, alpha * jnp.expm1(low * input_scale))
 
 
@@ -147,4 +147,4 @@ ELEMENTWISE = {
     "sin": jnp.sin, "sinc": sinc, "sinh": jnp.sinh, "sqrt": jnp.sqrt, "sub": subtract,
     "tan": jnp.tan, "tanh": jnp.tanh, "trunc": jnp.trunc, "where": where,
 }  # fmt: skip
-"""Operators whose array arguments take part in one type, by name."""
+"""Operators whose array arguments have a common type, by name."""

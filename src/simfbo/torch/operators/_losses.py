@@ -1,10 +1,10 @@
-"""Losses that PyTorch takes apart so that derivatives are lost where they kink."""
+"""Losses whose decomposition in PyTorch loses derivatives at kinks."""
 
 import jax
 import jax.numpy as jnp
 
-_LARGEST = 100.0  # of a logarithm in PyTorch's binary cross-entropy
-_LEAST = 1e-12  # p (1 - p) in its derivative
+_LARGEST = 100.0  # bound on logarithms in PyTorch's binary cross-entropy
+_LEAST = 1e-12  # lower bound on p (1 - p) in its derivative
 
 
 def reduced(losses: jax.Array, reduction: int) -> jax.Array:
@@ -15,7 +15,7 @@ def reduced(losses: jax.Array, reduction: int) -> jax.Array:
 
 
 def huber(a: jax.Array, b: jax.Array, reduction: int = 1, delta: float = 1.0) -> jax.Array:
-    """Return squares for differences within delta, and beyond it lines."""
+    """Return Huber's loss: quadratic for differences within delta, linear beyond."""
     difference = a - b
     size = jnp.sign(difference) * difference
     line = delta * (size - 0.5 * delta)
@@ -55,7 +55,7 @@ def _binary(p: jax.Array, target: jax.Array) -> jax.Array:
 def _binary_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the loss and its tangent, whose denominator PyTorch keeps away from zero."""
+    """Return the loss and its tangent, with PyTorch's lower bound on the denominator."""
     p, target = primals
     slope = (p - target) / jnp.maximum(p * (1 - p), _LEAST)
     across = _log(1 - p) - _log(p)
@@ -63,13 +63,15 @@ def _binary_jvp(
 
 
 def _log(p: jax.Array) -> jax.Array:
-    """Return a logarithm of at least -100, of derivative 0 there."""
+    """Return the logarithm, at least -100, with derivative 0 there."""
     least = jnp.exp(jnp.asarray(-_LARGEST, p.dtype))
     return jnp.where(p <= least, -_LARGEST, jnp.log(jnp.where(p <= least, 1.0, p)))
 
 
 LOSSES = {
-    "binary_cross_entropy": binary_cross_entropy, "huber_loss": huber,
-    "log_sigmoid_forward": log_sigmoid, "smooth_l1_loss": smooth_l1,
-}  # fmt: skip
+    "binary_cross_entropy": binary_cross_entropy,
+    "huber_loss": huber,
+    "log_sigmoid_forward": log_sigmoid,
+    "smooth_l1_loss": smooth_l1,
+}
 """Losses, by name."""

@@ -1,4 +1,4 @@
-"""Layers of networks: products, normalisation, attention, embeddings, recurrent ones."""
+"""Layers of networks: products, normalisation, attention, embeddings, recurrence."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from simfbo.torch.operators._types import require_same_type
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return a b; like PyTorch, refuse to multiply numbers of different types."""
+    """Return a b; reject operands of different types like PyTorch."""
     require_same_type(a, b)
     return a @ b
 
@@ -48,9 +48,15 @@ def layer_norm(
 
 
 def group_norm(
-    a: jax.Array, weight: jax.Array | None, bias: jax.Array | None,
-    batch: int, channels: int, pixels: int, groups: int, eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    a: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise over groups of channels."""
     out, mean, rstd = _normalised(a.reshape(batch, groups, -1), (2,), eps)
     out = _affine(out.reshape(a.shape), *_per_channel(a, weight, bias))
@@ -58,9 +64,14 @@ def group_norm(
 
 
 def batch_norm(
-    a: jax.Array, weight: jax.Array | None, bias: jax.Array | None,
-    mean: jax.Array, variance: jax.Array, momentum: float, eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    a: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    mean: jax.Array,
+    variance: jax.Array,
+    momentum: float,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise by stored means and variances: batch normalisation in evaluation mode."""
     mean, factor = _per_channel(a, mean, lax.rsqrt(variance + eps))
     out = _affine((a - mean) * factor, *_per_channel(a, weight, bias))
@@ -68,9 +79,13 @@ def batch_norm(
 
 
 def own_norm(
-    a: jax.Array, weight: jax.Array | None, bias: jax.Array | None, training: bool,
-    momentum: float, eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    a: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise by the input's own moments, as instance normalisation does."""
     out, mean, rstd = _normalised(a, (0, *range(2, a.ndim)), eps)
     out = _affine(out, *_per_channel(a, weight, bias))
@@ -91,17 +106,23 @@ def _affine(a: jax.Array, weight: jax.Array | None, bias: jax.Array | None) -> j
     return a if bias is None else a + bias
 
 
-def _per_channel(a: jax.Array, *given: jax.Array | None) -> list[Any]:
+def _per_channel(a: jax.Array, *parameters: jax.Array | None) -> list[Any]:
     shape = (1, -1, *(1,) * (a.ndim - 2))
-    return [None if part is None else part.reshape(shape) for part in given]
+    return [None if part is None else part.reshape(shape) for part in parameters]
 
 
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None = None,
-    dropout: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
     enable_gqa: bool = False,
-) -> jax.Array:  # fmt: skip
-    """Return softmax(scale query key^T + mask) value; a row that sees nothing is zero."""
+) -> jax.Array:
+    """Return softmax(scale query key^T + mask) value; a fully masked row is zero."""
     if dropout:
         raise UserError("Attention drops weights at random: call .eval() on the module.")
     if enable_gqa:
@@ -114,16 +135,19 @@ def attention(
         return jax.nn.softmax(scores, -1) @ value
     if mask.dtype != bool:
         scores, mask = scores + mask, mask > -jnp.inf
-    seen = jnp.broadcast_to(mask, scores.shape)
-    weights = jax.nn.softmax(scores, -1, where=seen)
-    return jnp.where(seen, weights, 0.0) @ value
+    visible = jnp.broadcast_to(mask, scores.shape)
+    weights = jax.nn.softmax(scores, -1, where=visible)
+    return jnp.where(visible, weights, 0.0) @ value
 
 
 def embedding(
-    table: jax.Array, index: jax.Array, padding: int = -1, by_frequency: bool = False,
+    table: jax.Array,
+    index: jax.Array,
+    padding: int = -1,
+    by_frequency: bool = False,
     sparse: bool = False,
-) -> jax.Array:  # fmt: skip
-    """Return rows of a table; that of the padding has no derivative."""
+) -> jax.Array:
+    """Return rows of a table; the padding row has no derivative."""
     if by_frequency:
         raise UserError("Embeddings with scale_grad_by_freq have no derivative: leave it out.")
     return _rows(table, index, padding)
@@ -137,9 +161,16 @@ def _rows(table: jax.Array, index: jax.Array, padding: int) -> jax.Array:
 
 
 def embedding_bag(
-    table: jax.Array, index: jax.Array, offsets: jax.Array, by_frequency: bool, mode: int,
-    sparse: bool, weights: jax.Array | None, include_last_offset: bool, padding: int | None = None,
-) -> tuple[jax.Array, None, None, None]:  # fmt: skip
+    table: jax.Array,
+    index: jax.Array,
+    offsets: jax.Array,
+    by_frequency: bool,
+    mode: int,
+    sparse: bool,
+    weights: jax.Array | None,
+    include_last_offset: bool,
+    padding: int | None = None,
+) -> tuple[jax.Array, None, None, None]:
     """Return the sum (mode 0), mean (1) or maximum (2) of the rows in each bag."""
     if index.ndim != 1 or by_frequency or mode == 2:
         raise UserError("Embedding bags are sums or means of rows, without scale_grad_by_freq.")
@@ -156,11 +187,11 @@ def embedding_bag(
 
 
 def cholesky(a: jax.Array, *, upper: bool = False) -> jax.Array:
-    """Return the triangular factor; like PyTorch, read one triangle and derive for both."""
-    read = jnp.triu(a) if upper else jnp.tril(a)
-    whole = read + read.swapaxes(-1, -2) - jnp.eye(a.shape[-1], dtype=a.dtype) * a
+    """Return the triangular factor; like PyTorch, read one triangle and differentiate for both."""
+    triangle = jnp.triu(a) if upper else jnp.tril(a)
+    symmetric = triangle + triangle.swapaxes(-1, -2) - jnp.eye(a.shape[-1], dtype=a.dtype) * a
     even = (a + a.swapaxes(-1, -2)) / 2
-    lower = lax.linalg.cholesky(lax.stop_gradient(whole - even) + even, symmetrize_input=False)
+    lower = lax.linalg.cholesky(lax.stop_gradient(symmetric - even) + even, symmetrize_input=False)
     return lower.swapaxes(-1, -2) if upper else lower
 
 
@@ -178,36 +209,43 @@ def solve(a: jax.Array, b: jax.Array, *, left: bool = True) -> jax.Array:
     return jnp.linalg.solve(a, b[..., None])[..., 0] if vector else jnp.linalg.solve(a, b)
 
 
-def _lstm_cell(state: Any, given: jax.Array, back: Callable[[jax.Array], jax.Array]) -> Any:
+def _lstm_cell(state: Any, inputs: jax.Array, back: Callable[[jax.Array], jax.Array]) -> Any:
     h, c = state
-    i, f, g, o = jnp.split(given + back(h), 4, -1)
+    i, f, g, o = jnp.split(inputs + back(h), 4, -1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
-def _gru_cell(state: Any, given: jax.Array, back: Callable[[jax.Array], jax.Array]) -> Any:
+def _gru_cell(state: Any, inputs: jax.Array, back: Callable[[jax.Array], jax.Array]) -> Any:
     (h,) = state
-    (r, z, n), (r_back, z_back, n_back) = (jnp.split(a, 3, -1) for a in (given, back(h)))
+    (r, z, n), (r_back, z_back, n_back) = (jnp.split(a, 3, -1) for a in (inputs, back(h)))
     z = jax.nn.sigmoid(z + z_back)
     n = jnp.tanh(n + jax.nn.sigmoid(r + r_back) * n_back)
     return (n + z * (h - n),)
 
 
 def _plain_cell(activate: Callable[[jax.Array], jax.Array]) -> Callable[..., Any]:
-    return lambda state, given, back: (activate(given + back(state[0])),)
+    return lambda state, inputs, back: (activate(inputs + back(state[0])),)
 
 
 def recurrent(cell: Callable[..., Any], states: int) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return a recurrent network of several layers, perhaps in both directions, as scans."""
+    """Return a recurrent network of one or more layers, optionally bidirectional, as scans."""
 
     def network(
-        a: jax.Array, start: Any, weights: Sequence[jax.Array], biases: bool, layers: int,
-        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-    ) -> tuple[jax.Array, ...]:  # fmt: skip
+        a: jax.Array,
+        start: Any,
+        weights: Sequence[jax.Array],
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[jax.Array, ...]:
         if dropout and train:
             raise UserError("A recurrent layer drops values at random: call .eval() on it.")
-        ways, each = 1 + bidirectional, 4 if biases else 2
-        if len(weights) != layers * ways * each:
+        directions, weights_each = 1 + bidirectional, 4 if biases else 2
+        if len(weights) != layers * directions * weights_each:
             raise UserError(
                 "Recurrent layers with proj_size have no JAX counterpart: leave it out."
             )
@@ -215,15 +253,15 @@ def recurrent(cell: Callable[..., Any], states: int) -> Callable[..., tuple[jax.
         first = start if states > 1 else (start,)
         ends = []
         for layer in range(layers):
-            found = []
-            for way in range(ways):
-                place = layer * ways + way
-                own = weights[place * each : (place + 1) * each]
-                state = tuple(part[place] for part in first)
-                end, out = _scan(cell, a, state, own, backwards=way == 1)
+            outputs = []
+            for direction in range(directions):
+                index = layer * directions + direction
+                cell_weights = weights[index * weights_each : (index + 1) * weights_each]
+                state = tuple(part[index] for part in first)
+                end, out = _scan(cell, a, state, cell_weights, backwards=direction == 1)
                 ends.append(end)
-                found.append(out)
-            a = jnp.concatenate(found, -1)
+                outputs.append(out)
+            a = jnp.concatenate(outputs, -1)
         finals = (jnp.stack(parts) for parts in zip(*ends, strict=True))
         return (a.swapaxes(0, 1) if batch_first else a), *finals
 
@@ -231,18 +269,21 @@ def recurrent(cell: Callable[..., Any], states: int) -> Callable[..., tuple[jax.
 
 
 def _scan(
-    cell: Callable[..., Any], a: jax.Array, state: Any, weights: Sequence[jax.Array],
+    cell: Callable[..., Any],
+    a: jax.Array,
+    state: Any,
+    weights: Sequence[jax.Array],
     backwards: bool,
-) -> tuple[Any, jax.Array]:  # fmt: skip
-    """Return the last state and all outputs of one layer in one direction."""
+) -> tuple[Any, jax.Array]:
+    """Run one layer in one direction; return the last state and all outputs."""
     inward, back, *biases = weights
-    given = linear(a, inward, biases[0] if biases else None)
+    inputs = linear(a, inward, biases[0] if biases else None)
 
-    def step(state: Any, given: jax.Array) -> tuple[Any, jax.Array]:
-        state = cell(state, given, lambda h: linear(h, back, biases[1] if biases else None))
+    def step(state: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+        state = cell(state, inputs, lambda h: linear(h, back, biases[1] if biases else None))
         return state, state[0]
 
-    return lax.scan(step, state, given, reverse=backwards)
+    return lax.scan(step, state, inputs, reverse=backwards)
 
 
 NETWORKS = {
@@ -258,8 +299,29 @@ NETWORKS = {
 }  # fmt: skip
 """Layers of networks, by name."""
 
-KEPT = ("bilinear", "binary_cross_entropy", "detach", "embedding_bag", "gru", "hardsigmoid",
-        "hardswish", "huber_loss", "linalg_cholesky", "linalg_inv", "linalg_slogdet",
-        "linalg_solve", "linear", "log_sigmoid_forward", "logdet", "lstm", "rnn_relu", "rnn_tanh",
-        "scaled_dot_product_attention", "sinc", "smooth_l1_loss", "std", "unfold")  # fmt: skip
-"""Operators that are replayed whole where PyTorch would take them apart."""
+KEPT = (
+    "bilinear",
+    "binary_cross_entropy",
+    "detach",
+    "embedding_bag",
+    "gru",
+    "hardsigmoid",
+    "hardswish",
+    "huber_loss",
+    "linalg_cholesky",
+    "linalg_inv",
+    "linalg_slogdet",
+    "linalg_solve",
+    "linear",
+    "log_sigmoid_forward",
+    "logdet",
+    "lstm",
+    "rnn_relu",
+    "rnn_tanh",
+    "scaled_dot_product_attention",
+    "sinc",
+    "smooth_l1_loss",
+    "std",
+    "unfold",
+)
+"""Operators that are replayed as a whole, which PyTorch would decompose."""

@@ -1,4 +1,4 @@
-"""Sums, means, extremes, norms, sorting: operators that go along axes."""
+"""Operators along axes: sums, means, extremes, norms, sorting."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ Dims = int | Sequence[int] | None
 
 
 def axes_of(a: jax.Array, dims: Dims) -> tuple[int, ...]:
-    """Return the axes that PyTorch's `dim` names; all for none or an empty list."""
+    """Convert PyTorch's `dim` to axes; all for None or an empty list."""
     if dims is None or (not isinstance(dims, int) and not len(dims)):
         return tuple(range(a.ndim))
     return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def along(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Return a NumPy reduction with PyTorch's arguments."""
+    """Give a NumPy reduction PyTorch's arguments."""
 
     def reduced(a: jax.Array, dims: Dims = None, keepdim: bool = False, **more: Any) -> jax.Array:
         return reduce(a, axis=axes_of(a, dims), keepdims=keepdim, **more)
@@ -27,35 +27,35 @@ def along(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def indices(a: jax.Array) -> jax.Array:
-    """Return places in PyTorch's type for them, as far as JAX has it."""
+    """Convert indices to PyTorch's type, if JAX has it enabled."""
     return a.astype(jax.dtypes.canonicalize_dtype("int64"))
 
 
 def extreme(
     reduce: Callable[..., jax.Array], place: Callable[..., jax.Array]
 ) -> Callable[..., Any]:
-    """Return `max` or `min`: of everything, or along one axis together with the places."""
+    """Return `max` or `min`: of all entries, or along one axis together with the indices."""
 
-    def found(a: jax.Array, dim: int | None = None, keepdim: bool = False) -> Any:
+    def reduced(a: jax.Array, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None:
             return reduce(a)
         if a.ndim == 0:
             return a, indices(jnp.zeros(()))
         places = place(a, axis=dim, keepdims=True)
         values = jnp.take_along_axis(a, places, dim)
-        both = values, indices(places)
-        return both if keepdim else tuple(part.squeeze(dim) for part in both)
+        result = values, indices(places)
+        return result if keepdim else tuple(part.squeeze(dim) for part in result)
 
-    return found
+    return reduced
 
 
 def place_of(place: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return `argmax` or `argmin`."""
 
-    def found(a: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    def index_of(a: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
         return indices(place(a, axis=dim, keepdims=keepdim))
 
-    return found
+    return index_of
 
 
 def variance(
@@ -69,7 +69,7 @@ def variance(
 def deviation(
     a: jax.Array, dims: Dims = None, *, correction: int | None = 1, keepdim: bool = False
 ) -> jax.Array:
-    """Return the standard deviation, of derivative 0 where it is 0."""
+    """Return the standard deviation, with derivative 0 where it is 0."""
     return root(variance(a, dims, correction=correction, keepdim=keepdim))
 
 
@@ -77,14 +77,14 @@ def variance_and_mean(
     a: jax.Array, dims: Dims = None, *, correction: int | None = 1, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """Return variance and mean."""
-    found = variance(a, dims, correction=correction, keepdim=keepdim)
-    return found, a.mean(axes_of(a, dims), keepdims=keepdim)
+    spread = variance(a, dims, correction=correction, keepdim=keepdim)
+    return spread, a.mean(axes_of(a, dims), keepdims=keepdim)
 
 
 def vector_norm(
     a: jax.Array, ord: float = 2, dims: Dims = None, keepdim: bool = False, **_: Any
 ) -> jax.Array:
-    """Return the norm of order `ord`, of derivative 0 where it is 0."""
+    """Return the norm of order `ord`, with derivative 0 where it is 0."""
     axes = axes_of(a, dims)
     if math.isinf(ord):
         reduce = jnp.max if ord > 0 else jnp.min
@@ -93,16 +93,16 @@ def vector_norm(
         return (a != 0).sum(axes, keepdims=keepdim).astype(a.dtype)
     if ord == 1:
         return (jnp.sign(a) * a).sum(axes, keepdims=keepdim)
-    some = jnp.where(a == 0, 1.0, a)
-    powers = a * a if ord == 2 else jnp.where(a == 0, 0.0, jnp.abs(some) ** ord)
+    nonzero = jnp.where(a == 0, 1.0, a)
+    powers = a * a if ord == 2 else jnp.where(a == 0, 0.0, jnp.abs(nonzero) ** ord)
     return root(powers.sum(axes, keepdims=keepdim), ord)
 
 
 def root(a: jax.Array, order: float = 2) -> jax.Array:
-    """Return a^(1/order), of derivative 0 at 0."""
-    some = jnp.where(a == 0, 1.0, a)
-    taken = jnp.sqrt(some) if order == 2 else some ** (1 / order)
-    return jnp.where(a == 0, 0.0, taken)
+    """Return a^(1/order), with derivative 0 at 0."""
+    nonzero = jnp.where(a == 0, 1.0, a)
+    roots = jnp.sqrt(nonzero) if order == 2 else nonzero ** (1 / order)
+    return jnp.where(a == 0, 0.0, roots)
 
 
 def distances(a: jax.Array, b: jax.Array, order: float = 2, _: int | None = None) -> jax.Array:
@@ -113,14 +113,14 @@ def distances(a: jax.Array, b: jax.Array, order: float = 2, _: int | None = None
 def product(
     a: jax.Array, dim: int | None = None, keepdim: bool = False, dtype: Any = None
 ) -> jax.Array:
-    """Return the product of everything or along an axis."""
+    """Return the product of all entries or along an axis."""
     return a.prod(axes_of(a, dim), keepdims=keepdim, dtype=dtype)
 
 
 def sort(
     a: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the sorted values, and where they were; equal ones keep their order."""
+    """Return the sorted values and their indices; the order of equal ones is kept."""
     places = jnp.argsort(a, axis=dim, stable=True, descending=descending)
     return jnp.take_along_axis(a, places, dim), indices(places)
 
@@ -128,7 +128,7 @@ def sort(
 def top(
     a: jax.Array, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[jax.Array, ...]:
-    """Return the k largest or smallest values, in order, and where they were."""
+    """Return the k largest or smallest values in order, and their indices."""
     first = [slice(None)] * a.ndim
     first[dim] = slice(k)
     return tuple(part[tuple(first)] for part in sort(a, dim, largest))
@@ -159,4 +159,4 @@ REDUCTIONS = {
     "std": deviation, "sum": along(jnp.sum), "topk": top, "var": variance,
     "var_mean": variance_and_mean,
 }  # fmt: skip
-"""Operators that go along axes, by name."""
+"""Operators along axes, by name."""

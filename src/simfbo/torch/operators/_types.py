@@ -1,4 +1,4 @@
-"""Types that PyTorch does not mix."""
+"""Checks of types that PyTorch does not mix."""
 
 import jax
 
@@ -6,9 +6,9 @@ from simfbo.errors import UserError
 
 
 def require_same_type(a: jax.Array, b: jax.Array) -> None:
-    """Raise unless two factors have one dtype, as PyTorch does."""
+    """Raise unless two factors have the same dtype, like PyTorch."""
     if a.dtype != b.dtype:
         raise UserError(
-            f"A product of {a.dtype} and {b.dtype} is none in PyTorch: convert one of them, for "
+            f"PyTorch does not multiply {a.dtype} by {b.dtype}: convert one of them, for "
             "example with .float()."
         )
