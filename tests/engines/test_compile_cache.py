@@ -142,3 +142,17 @@ def test_the_programs_used_last_are_kept():
     found = [cache.get("step", key, build) for key in "abaabcab"]
     assert found == [0, 1, 0, 0, 1, 2, 3, 4]  # c takes the place of a, a that of b
     assert cache.compiled == ["step"] * 5
+
+
+def test_half_of_the_programs_go_before_a_process_has_too_many_mappings(monkeypatch, tmp_path):
+    cache, mappings = ProgramCache(100), tmp_path / "maps"
+    monkeypatch.setattr("simfbo.engines.base._MAPPINGS", mappings)
+    mappings.write_text("\n" * 40_000)
+    for number in range(4):
+        cache.get("f", number, lambda number=number: f"program {number}")
+    assert cache.compiled == ["f"] * 4
+    mappings.write_text("\n" * 40_001)
+    cache.get("f", 4, lambda: "program 4")
+    for number in (2, 3, 4):
+        assert cache.get("f", number, lambda: "another") == f"program {number}"
+    assert cache.get("f", 1, lambda: "another") == "another"

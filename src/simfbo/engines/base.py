@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from operator import is_not
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -46,6 +47,9 @@ from simfbo.robust import anomalies
 from simfbo.robust.aggregation import Aggregator, combine, needs_stack
 from simfbo.robust.anomalies import Memory, Suspicion
 
+_MAPPINGS = Path("/proc/self/maps")  # Linux allows 65,530; a program takes up to 1,000
+_MOST_MAPPINGS = 40_000
+
 
 class ProgramCache:
     """The programs used last, by the structure of a method or client step and all else they need.
@@ -75,7 +79,10 @@ class ProgramCache:
             built = self._programs[key] = build()
             if built is not None and not isinstance(built, bool):
                 self.compiled.append(name)
-            if len(self._programs) > self._most:
+            excess = len(self._programs) - self._most
+            if _MAPPINGS.is_file() and _MAPPINGS.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+                excess = len(self._programs) // 2
+            for _ in range(excess):
                 self._programs.popitem(last=False)
         return self._programs[key]
 
