@@ -148,7 +148,7 @@ class Method(eqx.Module):
         return {} if projected is None else {"projected": int(projected)}
 
     def evidence(self, state: Any) -> dict[str, float] | None:
-        """Return what it measured of its own convergence; see `simfbo.algorithms.Evidence`."""
+        """Measurements of convergence by name, for the verdict; see `auto_steps`. None for none."""
         return None
 
     def prepare(self, state: Any, federation: Federation, key: jax.Array) -> Any:
