@@ -249,7 +249,7 @@ class Rounds:
         clients = engine.clients(limit_of(engine.gate))
         if clients is not self._clients:  # on the device, so that no call copies them
             inputs = _inputs(engine, self._method, state, root, every)
-            self._clients, self._inputs = clients, jax.tree.map(jnp.asarray, inputs)
+            self._clients, self._inputs = clients, jax.device_put(inputs)
         number = np.int32(engine.ledger.total.rounds + 1)
         given = self._inputs._replace(
             state=state, memory=engine.client_memory, number=number, first=np.int32(first),

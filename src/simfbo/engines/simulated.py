@@ -145,7 +145,7 @@ class SimulatedFederation(Engine):
         work, absence = keys.draw_on_host((clients.work, clients.absence), call.key, ids)
         clients = replace(clients, work=work, absence=absence)
         step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
-        inputs = (clients, step.numbers, jax.tree.map(jnp.asarray, call.payload), ids, weights,
+        inputs = (clients, step.numbers, jax.device_put(call.payload), ids, weights,
                   call.key, self.client_memory, np.int32(number))  # fmt: skip
         leaves, structure = jax.tree.flatten(inputs)
         everyone, complete = np.arange(self.n, dtype=np.int32), call.cohort.is_everyone(self.n)
