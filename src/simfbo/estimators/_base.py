@@ -101,10 +101,10 @@ class FederatedEstimator(BaseEstimator):
             others: further arguments of `fit`: a value per row, or the name of a column.
         """
         self._check_parameters()
-        features, given, self._named = take_named(X, {"clients": clients, **others})
-        (inputs, values), ledger = self._numbers(features, y, given["clients"])
+        features, arguments, self._named = take_named(X, {"clients": clients, **others})
+        (inputs, values), ledger = self._numbers(features, y, arguments["clients"])
         target, classes = self._encoded(values)
-        owners = members("clients", given.pop("clients"), len(target))
+        owners = members("clients", arguments.pop("clients"), len(target))
         if clients is None:
             warn_of_one_client(4)
         if self.cohort is not None and self.cohort > len(owners.ids):
@@ -112,7 +112,7 @@ class FederatedEstimator(BaseEstimator):
                 f"A cohort of {self.cohort} cannot be sampled from {len(owners.ids)} clients: "
                 "lower cohort or omit it."
             )
-        return Table(inputs, target, classes, owners, given, ledger)
+        return Table(inputs, target, classes, owners, arguments, ledger)
 
     def _numbers(self, X: Data, y: Data, clients: Data) -> tuple[Any, Ledger]:
         """Convert features and target to numbers; return them with the ledger of the exchanges."""
@@ -225,10 +225,10 @@ class FederatedEstimator(BaseEstimator):
             "deviance" of `FederatedGLM`, in the units of y; clients are weighted by their rows.
         """
         check_is_fitted(self, "history_")
-        features, given, _ = take_named(X, {"clients": clients})
+        features, arguments, _ = take_named(X, {"clients": clients})
         inputs = self._features(without(features, self._named))
         target, classes = self._known(column_or_1d(y))
-        owners = members("clients", given["clients"], len(inputs))
+        owners = members("clients", arguments["clients"], len(inputs))
         table = Table(inputs, per_row("y", target, len(inputs)), classes, owners, {}, Ledger())
         with jax.enable_x64(True):
             return _clients.score(table, *self._predictor())
@@ -333,8 +333,8 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):
             y: [N], the classes.
             sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        return super().score(features, y, given["sample_weight"])
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, arguments["sample_weight"])
 
     def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
         """Convert labels of new rows to indices into `classes_`."""

@@ -151,10 +151,11 @@ def _categories(tabular: "FederatedTabular", name: str) -> Pipeline:
     )
     frequent, rare = _values(tabular, name)
     missing = _placeholder([*frequent, *rare])
-    named = hasattr(tabular, "feature_names_in_")
+    gaps: list[Any] = [np.nan, None]
+    if hasattr(tabular, "feature_names_in_"):
+        gaps = [require("pandas", "pandas").NA]  # in a DataFrame it equals all missing values
     imputers = [
-        SimpleImputer(missing_values=value, strategy="constant", fill_value=missing)
-        for value in ([require("pandas", "pandas").NA] if named else [np.nan, None])
+        SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing) for gap in gaps
     ]
     frequent, rare = ([missing if v is None else v for v in values] for values in (frequent, rare))
     categories: Any = [[*frequent, *rare]]

@@ -93,8 +93,8 @@ class LinearRegressor(RegressorMixin, FederatedLinear):
             y: [N], the target.
             sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        return super().score(features, y, given["sample_weight"])
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, arguments["sample_weight"])
 
     def _plain(self, weights: np.ndarray) -> Any:
         return _export.regressor(weights, self.intercept_)

@@ -267,8 +267,8 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
             y: [N], the target.
             sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        power, weight = 1 if self.family == "poisson" else 2, given["sample_weight"]
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        power, weight = 1 if self.family == "poisson" else 2, arguments["sample_weight"]
         predicted = self.predict(features)
         return float(d2_tweedie_score(y, predicted, sample_weight=weight, power=power))
 

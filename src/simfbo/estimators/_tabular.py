@@ -122,9 +122,9 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         check_scalar(self.min_rows, "min_rows", Integral, min_val=1)
         if self.impute not in ("median", "mean"):
             raise UserError(f"impute must be 'median' or 'mean', got {self.impute!r}.")
-        features, given, self._named = take_named(X, {"clients": clients})
+        features, arguments, self._named = take_named(X, {"clients": clients})
         columns = self._columns(features, reset=True)
-        owners = members("clients", given["clients"], len(columns[0].values))
+        owners = members("clients", arguments["clients"], len(columns[0].values))
         if clients is None:
             warn_of_one_client()
         self.clients_, self.ledger_ = owners.ids, Ledger()

@@ -278,10 +278,10 @@ class Writer:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of packages, and the number of threads."""
     packages = ("simfbo", "jax", "jaxlib", "optax", "numpy")
-    found = {"python": platform.python_version()} | {name: _version(name) for name in packages}
+    result = {"python": platform.python_version()} | {name: _version(name) for name in packages}
     # XLA splits large products by the size of its thread pool, which changes their last bits.
-    found["threads"] = os.environ.get("PJRT_NPROC") or str(_cores())
-    return found
+    result["threads"] = os.environ.get("PJRT_NPROC") or str(_cores())
+    return result
 
 
 @lru_cache
