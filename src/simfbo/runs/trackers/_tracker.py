@@ -36,7 +36,7 @@ class TrackedRun(NamedTuple):
 
 
 class Tracked(Protocol):
-    """A run in a tracker."""
+    """A run that is recorded by a tracker."""
 
     @property
     def id(self) -> str:
