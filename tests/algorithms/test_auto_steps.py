@@ -348,7 +348,7 @@ def test_steps_that_are_too_large_are_halved(saved):
 def test_without_the_safeguard_they_diverge(federation, monkeypatch):
     federation.data = TASK.data
     monkeypatch.setattr(
-        MODULE, "_judged", lambda method, state, after, pull, step: state._replace(base=after)
+        MODULE, "_after_round", lambda method, state, after, pull, step: state._replace(base=after)
     )
     history = finish(made("simfbo", fifty_times, LONGER), federation)
     assert history.end["status"] == "diverged"
@@ -360,7 +360,7 @@ def test_going_back_halves_once_and_restores_the_best_state(method, whole):
     state = whole[0].method_state._replace(best=earlier, age=np.int32(7))
     far = state.base._replace(v=state.base.v + 1e9)
     for lost in (far, state.base._replace(y=state.base.y * np.nan)):
-        back = MODULE._judged(method, state, lost, None, 0.0)
+        back = MODULE._after_round(method, state, lost, None, 0.0)
         assert (int(back.halvings), int(back.age)) == (1, 0)
         np.testing.assert_array_equal(back.pace, state.pace / 2)
         for name in "xyv":

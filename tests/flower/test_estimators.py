@@ -185,7 +185,7 @@ def test_columns_are_taken_by_name():
     [
         ({"features": "age"}, "features must be a number or a list of names, got 'age'"),
         ({"client_metrics": {"loss": max}}, "must be True or False: it has metrics of its own"),
-        ({"gate": Gate(max_norm=100.0)}, "would refuse the sums that scale the rows"),
+        ({"gate": Gate(max_norm=100.0)}, "would reject the sums that scale the rows"),
     ],
 )
 def test_options_that_do_not_fit(wrong, sentence):

@@ -149,7 +149,7 @@ def test_numbers_that_json_does_not_have_and_deep_nesting(tmp_path):
 
 def test_answers_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 2000)
-    monkeypatch.setattr(module, "_ANSWER", 3000)
+    monkeypatch.setattr(module, "_RESPONSE", 3000)
     for name in "abc":
         write(tmp_path / name, *map(record, range(50)))
     reader, answers = Reader(tmp_path), [None]

@@ -16,7 +16,7 @@ from simfbo.ranges import Count
 
 
 class AggregatedOracles(eqx.Module):
-    """Client steps that compute two things at once, on different batches; the two parts of h."""
+    """Client steps with two results on different batches, and those of the two parts of h."""
 
     problem: BilevelProblem = eqx.field(static=True)
 
@@ -114,7 +114,7 @@ class AggITD(SteppedMethod):
 def aggitd(problem: BilevelProblem, steps: Point[float], lower_rounds: Count = 5) -> Method:
     """FBO-AggITD, which solves the linear system while it updates y.
 
-    Q is drawn uniformly from {0..K-1}. For t = 0 .. K-1, with lambda the step of v:
+    Q is sampled uniformly from {0..K-1}. For t = 0 .. K-1, with lambda the step of v:
 
         q = sum_C w_i grad_y g_i(x, y^t), and in the same message
             z = sum_C w_i grad_y f_i(x, y^t)  at t = Q,

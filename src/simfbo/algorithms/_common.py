@@ -1,4 +1,4 @@
-"""What several methods share: settings, directions, local steps, and the server's step."""
+"""Common parts of methods: settings, directions, local steps and server steps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,26 +20,26 @@ Draw = Callable[[Point[PyTree], Client, jax.Array], Point[PyTree]]
 Rule = float | optax.GradientTransformation
 Server = Point[Rule] | optax.GradientTransformation
 
-STALE = "What clients remember is from when they last took part, also where all are the same."
+STALE = "The memory of a client is from its last participation, also if all clients are identical."
 add = jax.jit(trees.add)
 add_scaled = jax.jit(trees.add_scaled)
 scale = jax.jit(trees.scale)
 
 
 def weighs_work(name: str) -> dict[str, str]:
-    """Return the law that a method breaks by adding up directions, with the reason."""
-    reason = "weighs clients by p_i ||a_i||_1, so unequal local work moves its solution."
+    """Return the law violated by methods that add up directions, with the reason."""
+    reason = "weights clients by p_i ||a_i||_1, so unequal local work changes its solution."
     return {"unequal local work": f"{name} {reason}"}
 
 
 def adds_changes(name: str) -> dict[str, str]:
-    """Return the law that a method breaks by adding up clients' changes, with the reason."""
-    reason = "adds what clients did, so those who take more local steps count for more."
+    """Return the law violated by methods that add up clients' changes, with the reason."""
+    reason = "adds up the changes of clients, so those with more local steps have more weight."
     return {"unequal local work": f"{name} {reason}"}
 
 
 def require_point(name: str, steps: Any) -> Point[Any]:
-    """Raise unless there is a step size for each variable."""
+    """Raise unless `steps` has three parts; convert it to a point."""
     if not isinstance(steps, tuple) or len(steps) != 3:
         raise UserError(f"Give {name} as Point(x=..., y=..., v=...), got {brief(steps)}.")
     return Point(*steps)
@@ -53,7 +53,7 @@ def require_radius(radius: float | None) -> float | None:
 
 
 def require_plain(client: Client) -> None:
-    """Raise unless the client's local optimiser is plain gradient steps."""
+    """Raise unless all clients take plain gradient steps."""
     if not client.plan.plain:
         raise UserError(
             "This method takes plain local steps: local momentum, proximal terms and coefficients "
@@ -62,7 +62,7 @@ def require_plain(client: Client) -> None:
 
 
 def drawn_directions(problem: BilevelProblem, independent_batches: bool = False) -> Draw:
-    """Return (at, client, key) -> the three directions at a point, on minibatches of the client."""
+    """Return (at, client, key) -> the three directions at a point on sampled minibatches."""
 
     def draw(at: Point[PyTree], client: Client, key: jax.Array) -> Point[PyTree]:
         lower, upper = client.data.lower_batch, client.data.upper_batch
@@ -77,24 +77,24 @@ def drawn_directions(problem: BilevelProblem, independent_batches: bool = False)
 
 
 def project(v: PyTree, radius: float | None) -> tuple[PyTree, jax.Array]:
-    """Project v onto the ball of `radius`; return it, and 1 if that moved it, else 0."""
+    """Project v onto the ball of `radius`; return it, and 1 if the projection was active."""
     if radius is None:
         return v, jnp.zeros((), jnp.int32)
-    acted = (jnp.sqrt(trees.squared_norm(v)) > radius).astype(jnp.int32)
-    return optax.projections.projection_l2_ball(v, radius), acted
+    active = (jnp.sqrt(trees.squared_norm(v)) > radius).astype(jnp.int32)
+    return optax.projections.projection_l2_ball(v, radius), active
 
 
 def moved(
     z: Point[PyTree], eta: Point[Any], d: Point[PyTree], radius: float | None = None
 ) -> Point[PyTree]:
-    """Return z - eta d, with v projected; a variable without a direction stays."""
-    parts = zip(z, eta, d, strict=True)
-    x, y, v = (old if d is None else trees.add_scaled(old, -size, d) for old, size, d in parts)
+    """Compute z - eta d, with v projected; variables without a direction are unchanged."""
+    triples = zip(z, eta, d, strict=True)
+    x, y, v = (old if d is None else trees.add_scaled(old, -size, d) for old, size, d in triples)
     return Point(x, y, project(v, radius)[0])
 
 
 def zero_sum(plan: LocalPlan, like: PyTree) -> tuple[PyTree, PyTree]:
-    """Return what `add_direction` starts from: q, and the client's momentum where it has one."""
+    """Return the initial q and momentum (empty without one) for `add_direction`."""
     zero = trees.zeros_like(like)
     return zero, () if plan.momentum is None else zero
 
@@ -130,24 +130,24 @@ def local_steps(
 
 
 def pairs(first: Point[PyTree], second: Point[PyTree]) -> Point[PyTree]:
-    """Join two points to one whose parts are pairs, so that each part has its channel."""
+    """Combine two points to a point of pairs, which preserves the channels."""
     return Point(*zip(first, second, strict=True))
 
 
 def apart(pairs: Any) -> tuple[Point[PyTree], Point[PyTree]]:
-    """Divide a point of pairs into two points."""
+    """Split a point of pairs into two points."""
     first, second = zip(*pairs, strict=True)
     return Point(*first), Point(*second)
 
 
 def start(x: PyTree, y: PyTree) -> Point[PyTree]:
-    """Return the initial x, y and v: v is zero."""
+    """Return the initial x, y and v, which is zero."""
     x, y = trees.on_device((x, y))
     return Point(x, y, trees.host_zeros(y))
 
 
 def is_rule(gamma: Any) -> bool:
-    """Return whether a part of gamma is an Optax transformation rather than a step size."""
+    """Check if gamma is an Optax transformation."""
     return isinstance(gamma, optax.GradientTransformation)
 
 
@@ -165,14 +165,14 @@ class ServerStep(eqx.Module):
         return () if self.rule is None else self.rule.init(z)
 
     def apply(self, d: PyTree, state: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
-        """Move z along d; return it and the optimiser's state."""
+        """Update z along d; return it and the optimiser's state."""
         if self.rule is None:
             return trees.add_scaled(z, -self.size, d), state
         updates, state = self.rule.update(d, state, z)
         return optax.apply_updates(z, updates), state
 
     def move(self, d: PyTree, state: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
-        """Do the same in one compiled program."""
+        """Call `apply` as a compiled program."""
         return _move(self, d, state, z)
 
 
@@ -180,7 +180,7 @@ _move = jax.jit(ServerStep.apply)
 
 
 class State(NamedTuple):
-    """The variables, the server's optimiser states, and how often the projection of v acted."""
+    """The variables, the server's optimiser states, and the number of active projections of v."""
 
     x: PyTree
     y: PyTree
@@ -190,9 +190,9 @@ class State(NamedTuple):
 
 
 class ServerSteps(eqx.Module):
-    """gamma: for each variable a step size, which is a number, or an Optax transformation.
+    """gamma: for each variable a step size or an Optax transformation.
 
-    One transformation in place of a point moves the three variables together: it sees all of them.
+    A single transformation in place of a point is applied to the three variables together.
     """
 
     sizes: Point[Any]
@@ -200,13 +200,13 @@ class ServerSteps(eqx.Module):
 
     @classmethod
     def of(cls, gamma: Server) -> "ServerSteps":
-        """Divide step sizes and transformations into numbers and rules."""
+        """Separate step sizes from transformations."""
         if is_rule(gamma):
             return cls(Point(), gamma)
-        given = require_point("server", gamma)
-        if any(part is None for part in given):
+        point = require_point("server", gamma)
+        if any(step is None for step in point):
             raise UserError("Give a step size for each variable: Point(x=..., y=..., v=...).")
-        steps = [ServerStep.of(part) for part in given]
+        steps = [ServerStep.of(step) for step in point]
         return cls(Point(*(step.size for step in steps)), Point(*(step.rule for step in steps)))
 
     def init(self, x: PyTree, y: PyTree) -> State:
@@ -218,12 +218,12 @@ class ServerSteps(eqx.Module):
         return State(*at, server, trees.on_device(np.zeros((), np.int32)))
 
     def advance(self, state: State, d: Point[PyTree], radius: float | None = None) -> State:
-        """Move the three variables along the aggregated directions, and project v."""
+        """Update the three variables along the aggregated directions, and project v."""
         return _advance(self, radius, state, d)
 
     @property
     def each(self) -> list[ServerStep]:
-        """Return the steps of x, y and v, where no transformation moves them together."""
+        """The separate steps of x, y and v."""
         return list(map(ServerStep, self.sizes, self.rules))
 
 
@@ -233,14 +233,14 @@ def _advance(steps: ServerSteps, radius: float | None, state: State, d: Point[Py
     if is_rule(steps.rules):
         (x, y, v), server = ServerStep(None, steps.rules).apply(d, server, at)
     else:
-        (x, y, v), own = zip(*map(ServerStep.apply, steps.each, d, server, at), strict=True)
-        server = Point(*own)
-    v, acted = project(v, radius)
-    return State(x, y, v, server, state.projected + acted)
+        (x, y, v), states = zip(*map(ServerStep.apply, steps.each, d, server, at), strict=True)
+        server = Point(*states)
+    v, active = project(v, radius)
+    return State(x, y, v, server, state.projected + active)
 
 
 class BilevelMethod(Method):
-    """A method for one lower problem of all clients or, if `is_personal`, for one of each."""
+    """A method for a shared or, if `is_personal`, a personal lower level."""
 
     problem: BilevelProblem = eqx.field(static=True)
 
@@ -253,12 +253,12 @@ class BilevelMethod(Method):
 
     @property
     def draw(self) -> Draw:
-        """Return what draws the three directions."""
+        """The function that computes the three directions on sampled minibatches."""
         return drawn_directions(self.problem)
 
 
 class SteppedMethod(BilevelMethod):
-    """A method with one step size for each variable, whose state is (x, y, v) by default."""
+    """A method with one step size for each variable; its state is (x, y, v) by default."""
 
     steps: Point[float] = eqx.field(converter=partial(require_point, "steps"))
 
@@ -267,19 +267,19 @@ class SteppedMethod(BilevelMethod):
 
 
 class ProjectedMethod(SteppedMethod):
-    """A method that keeps v within a ball; None for no projection."""
+    """A method that projects v onto a ball; `radius` is None for no projection."""
 
     radius: float | None = eqx.field(converter=require_radius)
 
 
 class SingleLoop(BilevelMethod):
-    """A method that moves x, y and v together, by local steps and the server's.
+    """A single-loop method for x, y and v, with local and server steps.
 
     Attributes:
         local: eta, the clients' step sizes.
         server: gamma.
         radius: r of the projection of v on the server; None for no projection.
-        independent_batches: draw separate batches for the three directions.
+        independent_batches: sample separate batches for the three directions.
     """
 
     local: Point[float] = eqx.field(converter=partial(require_point, "local"))
@@ -303,7 +303,7 @@ def _base(state: Any) -> State:
 
 
 class MeanLoop(SingleLoop):
-    """A single loop whose clients send means: the server moves along their sum with rho gamma."""
+    """A single-loop method with normalised messages and server step sizes rho gamma."""
 
     def advance(
         self,
@@ -314,7 +314,7 @@ class MeanLoop(SingleLoop):
         cohort: Cohort,
         key: jax.Array,
     ) -> Any:
-        """Move along d; `norm` is the cohort's estimate of rho."""
+        """Update the state along d; `norm` is the cohort's estimate of rho."""
         rho = mean_work(federation, cohort, key, norm, state)
         base = self.server.advance(state.base, scale(rho, d), self.radius)
         counts = {"norm_sum": state.norm_sum + norm, "norm_count": state.norm_count + 1}
@@ -324,10 +324,10 @@ class MeanLoop(SingleLoop):
 def mean_work(
     federation: Federation, cohort: Cohort, key: jax.Array, norm: jax.Array, state: Any
 ) -> Scalar:
-    """Return rho = sum_j p_j ||a_j||_1, exact where it is known, else the mean of earlier rounds.
+    """Return rho = sum_j p_j ||a_j||_1, exact if it is known, else the mean of earlier rounds.
 
-    `norm`, this round's estimate, is exact if the cohort is everyone. Otherwise it is correlated
-    with the messages and would make them biased.
+    `norm`, this round's estimate, is exact if all clients take part. Otherwise it is correlated
+    with the messages, which would bias the step.
     """
     rho = federation.mean_norm(key)
     if rho is not None:

@@ -1,4 +1,4 @@
-"""What MimeFBO and its variants share: local steps that the cohort's direction corrects."""
+"""MimeFBO and its variants: local steps corrected by the cohort's direction."""
 
 from typing import Any, NamedTuple
 
@@ -25,10 +25,10 @@ class MimeState(NamedTuple):
 
 
 class CorrectedLoop(MeanLoop):
-    """A method whose clients correct every local step by h, an estimate of the cohort's direction.
+    """A method with local steps corrected by h, an estimate of the cohort's direction.
 
     Attributes:
-        theta: weight of what is new in h, between 0 and 1.
+        theta: the weight of new directions in h, between 0 and 1.
     """
 
     name = "MimeFBO"
@@ -53,7 +53,7 @@ def mean_direction(
     eta: Point[PyTree],
     own: Point[PyTree] | None = None,
 ) -> Point[PyTree]:
-    """Return the mean of D_i, weighted with a_k / ||a||_1, over tau_i corrected steps from z.
+    """Compute the mean of D_i, weighted by a_k / ||a||_1, over tau_i corrected steps from z.
 
     In the steps h replaces `own`, the client's direction; None for D_i(z) on the step's batch.
     """
@@ -63,7 +63,7 @@ def mean_direction(
         return draw(z, client, jax.random.fold_in(client.key, k))
 
     def step(k: Scalar, carry: Any, d: Point[PyTree], base: Point[PyTree]) -> Any:
-        """Follow the local rule twice: with d for the mean, with its correction for the path."""
+        """Apply the local rule twice: to d for the mean, and to its correction for the iterates."""
         return add_direction(plan, k, (d, trees.add(trees.subtract(d, base), h)), *carry)
 
     def next_step(k: Scalar, carry: Any) -> Any:

@@ -6,7 +6,15 @@ from typing import Any, ClassVar
 
 import jax
 
-from simfbo.algorithms._common import BilevelMethod, Rule, ServerStep, State, local_steps, start
+from simfbo.algorithms._common import (
+    BilevelMethod,
+    Rule,
+    ServerStep,
+    State,
+    local_steps,
+    start,
+    weighs_work,
+)
 from simfbo.core import BilevelProblem, Client, Federation, Method, Point, client_step, grad_lower_y
 
 
@@ -15,8 +23,7 @@ class FedAvg(BilevelMethod):
 
     known_violations: ClassVar = {
         "finds the solution": "FedAvg trains the lower problem only: x stays where it starts.",
-        "unequal local work": "FedAvg weighs clients by p_i ||a_i||_1, so unequal local work "
-        "moves its solution.",
+        **weighs_work("FedAvg"),
     }
     residuals: ClassVar = {"fedavg_step": "y"}
 

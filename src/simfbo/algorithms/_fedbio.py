@@ -40,7 +40,7 @@ class FedBiO(ProjectedMethod):
 
 
 def fedbio(problem: BilevelProblem, steps: Point[float], radius: Positive | None = None) -> Method:
-    """FedBiO; its authors let every client take part in every round.
+    """FedBiO; in the paper with full participation.
 
     Client i takes tau_i steps on all three variables at once, from the iterates at k,
 

@@ -45,9 +45,9 @@ class StormMethod(ProjectedMethod):
         for name, number in {"delta": self.delta, "u": self.u, "c": self.c}.items():
             if not 0 < number < float("inf"):
                 raise UserError(f"{name} must be a positive number, got {number}.")
-        if (most := self.c * self.delta**2 / self.u ** (2 / 3)) > 1 + 1e-9:
+        if (initial := self.c * self.delta**2 / self.u ** (2 / 3)) > 1 + 1e-9:
             raise UserError(
-                f"The momentum c alpha^2 begins at {most:.3g}, above 1: lower c or delta."
+                f"The momentum c alpha^2 begins at {initial:.3g}, above 1: lower c or delta."
             )
 
     def walk(
@@ -55,20 +55,20 @@ class StormMethod(ProjectedMethod):
     ) -> tuple[Point[PyTree], Point[PyTree], jax.Array]:
         """Take tau_i local steps from z and the estimators d; return both, and tau_i.
 
-        Before them there were t local steps. Where t is zero there is no estimator of x's direction
-        yet, and where `begun` is zero none of y's and v's.
+        t is the number of earlier local steps. If t is zero, there is no estimator of x's direction
+        yet; if `begun` is zero, there are none of y's and v's.
         """
         require_plain(client)
 
         def step(k: Scalar, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             (z, d), key = carry, jax.random.fold_in(client.key, k)
-            now, own = (count + jnp.asarray(k, t.dtype) for count in (t, begun))
-            alpha = self.delta * (self.u + now) ** (-1 / 3)
+            t_x, t_y = (count + jnp.asarray(k, t.dtype) for count in (t, begun))
+            alpha = self.delta * (self.u + t_x) ** (-1 / 3)
             keep = 1 - self.c * alpha**2
             after = moved(z, Point(*(alpha * eta for eta in self.steps)), d, self.radius)
-            of_x, of_y = (jnp.where(count > 0, keep, 0.0) for count in (now, own))
+            keep_x, keep_y = (jnp.where(count > 0, keep, 0.0) for count in (t_x, t_y))
             new, old = self.draw(after, client, key), trees.subtract(d, self.draw(z, client, key))
-            return after, Point(*map(trees.add_scaled, new, (of_x, of_y, of_y), old))
+            return after, Point(*map(trees.add_scaled, new, (keep_x, keep_y, keep_y), old))
 
         z, d = jax.lax.fori_loop(0, client.plan.tau, step, (z, d))
         return z, d, jnp.asarray(client.plan.tau, t.dtype)
@@ -92,8 +92,8 @@ class FedBiOAcc(StormMethod):
     @client_step
     def fedbioacc_step(self, payload: PyTree, client: Client) -> PyTree:
         """Send the changes of z and d over tau_i local steps, tau_i and 1."""
-        *both, t = payload
-        at, d = apart(both)
+        *points, t = payload
+        at, d = apart(points)
         z, new, tau = self.walk(at, d, t, t, client)
         return trees.subtract(z, at), trees.subtract(new, d), tau, jnp.ones_like(tau)
 
@@ -118,7 +118,7 @@ def fedbioacc(
     u: Positive = 1000.0,
     c: Positive = 0.1,
 ) -> Method:
-    """FedBiOAcc; its authors let every client take part in every round.
+    """FedBiOAcc; in the paper with full participation.
 
     Our reading of the abstract: the algorithm in the paper may differ.
 
@@ -128,14 +128,14 @@ def fedbioacc(
         z_{k+1} = z_k - alpha_{t+k} eta d_k,    v projected;
         d_{k+1} = D_i(z_{k+1}; B) + (1 - c alpha_{t+k}^2) (d_k - D_i(z_k; B)),    the same batch B
 
-    and the server adds the mean of the changes of z and of d. The first local step of a run moves
-    nothing and sets d = D_i(z_0; B); with one local step that is a first round without a move.
+    and the server adds the mean of the changes of z and of d. The first local step of a run sets
+    d = D_i(z_0; B) only; with one local step, z is unchanged in the first round.
 
     Args:
         problem: the two losses.
         steps: eta for x, y and v; alpha_t multiplies them.
         radius: r of the clients' projection of v_i; None for no projection.
-        delta: of alpha_t; the default makes it 1 at first, and 0.79 after 1,000 local steps.
+        delta: of alpha_t; by default alpha_t is 1 initially, and 0.79 after 1,000 local steps.
         u: of alpha_t.
         c: of the momentum c alpha_t^2, which must not exceed 1.
 

@@ -27,7 +27,7 @@ class LocalState(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A client's memory: y_i and v_i, the estimators of their directions, whether it began."""
+    """A client's memory: y_i and v_i, the estimators of their directions, 1 once they are set."""
 
     at: Point[PyTree]
     d: Point[PyTree]
@@ -67,12 +67,12 @@ class FedBiOAccLocal(StormMethod):
 
     @client_step
     def local_step(self, payload: PyTree, client: Client) -> WithMemory:
-        """Send the changes of x and d_x over tau_i local steps, tau_i and 1; remember the rest."""
-        (shared, t), own = payload, client.memory
-        x, d_x = shared.x
-        z, d, tau = self.walk(own.at._replace(x=x), own.d._replace(x=d_x), t, own.begun, client)
-        change = Point(x=trees.subtract((z.x, d.x), (x, d_x)))
-        after = Own(z._replace(x=None), d._replace(x=None), jnp.ones_like(own.begun))
+        """Send the changes of x and d_x over tau_i local steps, tau_i and 1; store the rest."""
+        (shared, t), memory = payload, client.memory
+        at, d = memory.at._replace(x=shared.x[0]), memory.d._replace(x=shared.x[1])
+        z, d, tau = self.walk(at, d, t, memory.begun, client)
+        change = Point(x=trees.subtract((z.x, d.x), shared.x))
+        after = Own(z._replace(x=None), d._replace(x=None), jnp.ones_like(memory.begun))
         return WithMemory((change, tau, jnp.ones_like(tau)), after)
 
 
@@ -88,8 +88,8 @@ def fedbioacc_local(
 
     Our reading of the abstract: the algorithm in the paper may differ.
 
-    The local steps are those of `fedbioacc`. y_i, v_i, d_y and d_v are the client's own; the server
-    adds the mean changes of x and d_x to its own. A client's first local step sets its estimators.
+    The local steps are those of `fedbioacc`. y_i, v_i, d_y and d_v are stored on the client; the
+    server adds the mean changes of x and d_x. A client's first local step sets its estimators.
 
     Example:
         >>> from simfbo.tasks import quadratic

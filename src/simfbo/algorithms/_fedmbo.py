@@ -46,11 +46,11 @@ class FedMBO(NestedLoops):
         return Point(add_scaled(x, -self.steps.x, h.x), y, _mean(v))
 
     def _chains(self, x: PyTree, y: PyTree, federation: Federation, key: jax.Array) -> PyTree:
-        """Return all chains' v, stacked."""
+        """Compute v of all chains, stacked."""
         ask, step = Oracles(self.problem), self.steps.v
 
         def singles(client_step: ClientStep, payload: PyTree, key: jax.Array) -> PyTree:
-            """Gather a new cohort's messages, each weighted to be unbiased by itself."""
+            """Gather a new cohort's messages, each with an unbiased weight."""
             cohort = federation.cohort(key)
             messages = federation.gather(client_step, payload, cohort, key)
             return _weigh(messages, len(cohort.ids) * cohort.weights)
@@ -64,7 +64,7 @@ class FedMBO(NestedLoops):
         return scale(self.neumann_terms * step, p)
 
     def kept(self, p: PyTree) -> PyTree:
-        """Return what a step of a chain keeps of p."""
+        """Return the term of p in a step of a chain."""
         return p
 
     @property
@@ -73,16 +73,16 @@ class FedMBO(NestedLoops):
 
 
 class ReleasedFedMBO(FedMBO):
-    """FedMBO as its published code computes it: p <- (2 I - s grad^2_yy g_i) p."""
+    """FedMBO as in its published code: p <- (2 I - s grad^2_yy g_i) p."""
 
     def kept(self, p: PyTree) -> PyTree:
         return scale(2.0, p)
 
 
 def _shuffle(stacked: PyTree, key: jax.Array) -> PyTree:
-    """Return the chains in random order.
+    """Permute the chains at random.
 
-    Cohorts come sorted by id: without this, the first chain would always visit the lowest ids.
+    Cohorts are sorted by id: without a permutation, the first chain would have the lowest ids.
     """
     size = len(jax.tree.leaves(stacked)[0])
     return _take(stacked, host_rng(key, Purpose.CHAINS).permutation(size))
@@ -96,7 +96,7 @@ def _weigh(stacked: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(rows, stacked)
 
 
-_take = jax.jit(lambda stacked, places: jax.tree.map(lambda a: a[places], stacked))
+_take = jax.jit(lambda stacked, order: jax.tree.map(lambda a: a[order], stacked))
 _mean = jax.jit(lambda stacked: jax.tree.map(lambda a: a.mean(0), stacked))
 
 
@@ -107,15 +107,15 @@ def fedmbo(
     neumann_terms: Count = 5,
     mode: Mode = "paper",
 ) -> Method:
-    """FedMBO; its authors sample clients with replacement, and clients take no local steps.
+    """FedMBO, without local steps; in the paper clients are sampled with replacement.
 
         K times:      y -= beta sum_C w_i grad_y g_i(x, y)
-        each chain:   p = grad_y f_i(x, y) at a client i drawn for it;  N' ~ U{0..N-1} times, at a
-                      new client i:  p -= s grad^2_yy g_i(x, y) p;  v = N s p
-        at last:      x -= alpha (mean over chains of [grad_x f_i - grad^2_xy g_i v], each at yet
-                      another client)
+        each chain:   p = grad_y f_i(x, y) at a sampled client i;  N' ~ U{0..N-1} times, at a new
+                      client i:  p -= s grad^2_yy g_i(x, y) p;  v = N s p
+        finally:      x -= alpha (mean over chains of [grad_x f_i - grad^2_xy g_i v], each at a new
+                      client)
 
-    All chains take the same N' steps, side by side: one exchange for each.
+    All chains take the same N' steps in parallel, with one exchange for each step.
 
     Args:
         problem: the two losses.
@@ -123,8 +123,8 @@ def fedmbo(
             over the largest eigenvalue of any client's grad^2_yy g_i.
         lower_rounds: K.
         neumann_terms: N.
-        mode: "paper"; or "as_released" for the published code's step of a chain, which grows it:
-            p <- (2 I - s grad^2_yy g_i) p.
+        mode: "paper"; or "as_released" for the step of a chain in the published code, with which
+            chains grow: p <- (2 I - s grad^2_yy g_i) p.
 
     Returns:
         The method; the state's v is the mean of the last chains.

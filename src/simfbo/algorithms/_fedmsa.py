@@ -25,7 +25,7 @@ from simfbo.ranges import Fraction, Positive
 
 
 class MsaState(NamedTuple):
-    """The variables, those of the iteration before, the estimate h, and the iterations so far."""
+    """The variables, those of the previous iteration, the estimate h, and the iteration count."""
 
     x: PyTree
     y: PyTree
@@ -54,8 +54,8 @@ class FedMSA(ProjectedMethod):
     def round(self, state: MsaState, federation: Federation, key: jax.Array) -> MsaState:
         first, second = jax.random.split(key)
         at, cohort = Point(*state[:3]), federation.cohort(first)
-        news = federation.sum(self.fedmsa_estimate, pairs(at, state.before), cohort, first)
-        h, cohort = _estimate(self.momentum, state, news), federation.cohort(second)
+        update = federation.sum(self.fedmsa_estimate, pairs(at, state.before), cohort, first)
+        h, cohort = _estimate(self.momentum, state, update), federation.cohort(second)
         change = federation.sum(self.fedmsa_local, pairs(at, h), cohort, second)
         return _advance(self.radius, state, h, change)
 
@@ -77,7 +77,7 @@ class FedMSA(ProjectedMethod):
             d = trees.add(d, trees.subtract(draw(z, client, key), draw(before, client, key)))
             return z, moved(z, self.steps, d), d
 
-        # The first step goes along h itself; d is corrected from the second on.
+        # The direction of the first step is h; d is corrected from the second step on.
         carry = at, moved(at, self.steps, h), h
         if client.plan.steps.shape[-1] > 1:
             carry = jax.lax.fori_loop(1, client.plan.tau, step, carry)
@@ -85,11 +85,11 @@ class FedMSA(ProjectedMethod):
 
 
 @jax.jit
-def _estimate(momentum: float, state: MsaState, news: Point[PyTree]) -> Point[PyTree]:
-    """Return h_t; at first z_{t-1} is z_t, and the news are a times the cohort's directions."""
+def _estimate(momentum: float, state: MsaState, update: Point[PyTree]) -> Point[PyTree]:
+    """Compute h_t; initially z_{t-1} = z_t, and the update is a times the cohort's directions."""
     a = jnp.asarray(momentum, float)
     factor = jnp.where(state.iteration == 0, 1 / a, 1.0)
-    return trees.add_scaled(trees.scale(factor, news), 1 - a, state.h)
+    return trees.add_scaled(trees.scale(factor, update), 1 - a, state.h)
 
 
 @jax.jit
@@ -98,8 +98,8 @@ def _advance(
 ) -> MsaState:
     at = Point(*state[:3])
     x, y, v = trees.add(at, change)
-    v, acted = project(v, radius)
-    return MsaState(x, y, v, at, h, state.iteration + 1, state.projected + acted)
+    v, active = project(v, radius)
+    return MsaState(x, y, v, at, h, state.iteration + 1, state.projected + active)
 
 
 def fedmsa(
@@ -119,15 +119,16 @@ def fedmsa(
             z_{k+1} = z_k - alpha d_k,    d_{k+1} = d_k + D_i(z_{k+1}; xi) - D_i(z_k; xi);
         z_{t+1} = z_t + sum_C' w_i (z_tau,i - z_t),    v projected
 
-    where both directions of a difference see the same batch, and h_0 = sum_C w_i D_i(z_0; xi).
-    The server weighs h_{t-1} itself: weights of a sampled cohort sum to one only in expectation.
-    The cohort C' of the second exchange is drawn anew, so that sum_C' w_i tau_i is independent of
-    h_t. At the solution h vanishes, and so does every local step: unequal tau_i do not move it.
+    where both directions of a difference use the same batch, and h_0 = sum_C w_i D_i(z_0; xi).
+    The term with h_{t-1} is added on the server, since the weights of a sampled cohort sum to one
+    only in expectation. The cohort C' of the second exchange is sampled separately, so that
+    sum_C' w_i tau_i is independent of h_t. At the solution h and all local steps are zero, so that
+    unequal tau_i do not change it.
 
     Args:
         problem: the two losses.
         steps: alpha for x, y and v, of one local step.
-        momentum: a, in (0, 1]; at 1, h is the cohort's own mean.
+        momentum: a, in (0, 1]; for 1, h is the mean over the cohort.
         radius: r of the projection of v on the server; None for no projection.
 
     Example:

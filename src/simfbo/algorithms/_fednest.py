@@ -66,12 +66,12 @@ class FedNest(NestedLoops):
 
     @property
     def oracles(self) -> Oracles:
-        """Return the client steps that answer one question each."""
+        """The client steps that return a single gradient or product."""
         return Oracles(self.problem)
 
     @property
     def drifts(self) -> Drifts:
-        """Return the client steps that take local steps."""
+        """The client steps with local steps."""
         return Drifts(self.problem, self.steps, self.one_upper_step)
 
     @property
@@ -80,7 +80,7 @@ class FedNest(NestedLoops):
 
 
 class DrawnFedNest(FedNest):
-    """FedNest with the other estimator of its paper: one term of the series, drawn and scaled."""
+    """FedNest with the other estimator of its paper: one random term of the series, scaled."""
 
     name = "FedNest"
     known_violations: ClassVar = {
@@ -101,7 +101,7 @@ class DrawnFedNest(FedNest):
 
 
 class ReleasedFedNest(FedNest):
-    """FedNest as its published code computes it: every client recurses on its own Hessian."""
+    """FedNest as in its published code, with a recursion on every client's Hessian."""
 
     name = "FedNest"
     known_violations: ClassVar = inexact("The released series is not that of the inverse Hessian.")
@@ -112,17 +112,17 @@ class ReleasedFedNest(FedNest):
         """Compute v = s [p_0 + sum_j (1/j) sum_C w_i (I - s H_i)^j p_0], with s the step of x."""
         ask, step, size = self.oracles, self.steps.x, len(cohort.ids)
         total = federation.sum(ask.upper_grad_y, (x, y), cohort, next(keys)).v
-        own = jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), total)
+        terms = jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), total)
         for j in range(1, self.neumann_terms + 1):
-            payload = (x, y, PerClient(own))
+            payload = (x, y, PerClient(terms))
             products = federation.gather(ask.hessian_product, payload, cohort, next(keys))
-            own = add_scaled(own, -step, products.v)
-            total = add_scaled(total, 1 / j, _weighted_sum(own, cohort.weights))
+            terms = add_scaled(terms, -step, products.v)
+            total = add_scaled(total, 1 / j, _weighted_sum(terms, cohort.weights))
         return scale(step, total)
 
     @property
     def oracles(self) -> Oracles:
-        """Return oracles that use all of a client's samples."""
+        """Oracles on all samples of a client."""
         return Oracles(self.problem, full=True)
 
 
@@ -157,13 +157,13 @@ def fednest(
             stay below 1 over the largest eigenvalue of grad^2_yy g.
         lower_rounds: K.
         neumann_terms: N.
-        mode: "paper"; or "as_released" for what the published code computes instead: clients
-            recurse on their own Hessians and later terms are divided by their number,
-            v = s [p_0 + sum_{j=1..N} (1/j) sum_C w_i (I - s H_i)^j p_0], with s the step of x; every
-            question to a client is answered from all of its samples.
-        drawn: draw the number of products uniformly from {0..N-1} and take N s p_N' for v, the
+        mode: "paper"; or "as_released" for the series of the published code, with the clients'
+            Hessians and with term j divided by j,
+            v = s [p_0 + sum_{j=1..N} (1/j) sum_C w_i (I - s H_i)^j p_0], with s the step of x, and
+            with all samples of a client in place of minibatches.
+        drawn: sample the number of products N' uniformly from {0..N-1} and use v = N s p_N', the
             other estimator of the paper, in place of the whole sum.
-        one_upper_step: take one local step on x, as released, whatever tau_i is.
+        one_upper_step: take one local step on x, as released, regardless of tau_i.
 
     Returns:
         The method; the state's v is that of its last iteration.

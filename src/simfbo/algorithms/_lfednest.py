@@ -14,7 +14,7 @@ from simfbo.ranges import Count
 
 
 class LFedNest(NestedLoops):
-    """LFedNest; `lfednest` has the equations. The state has no v: clients do not send theirs."""
+    """LFedNest; `lfednest` has the equations. The state has no v, since clients do not send it."""
 
     known_violations: ClassVar = dict.fromkeys(
         ("finds the solution", "unequal local work"),
@@ -43,7 +43,7 @@ class LFedNest(NestedLoops):
         """(x, y) -> x: x_i - x."""
         (x, y), problem, data = payload, self.problem, client.data
 
-        def own_hypergradient(x: PyTree, key: jax.Array) -> PyTree:
+        def local_hypergradient(x: PyTree, key: jax.Array) -> PyTree:
             lower, upper, series = jax.random.split(key, 3)
             slope = grad_upper_y(problem, x, y, data.upper_batch(upper))
 
@@ -60,13 +60,13 @@ class LFedNest(NestedLoops):
             )
             return jax.grad(lambda x: -residual(problem, x, y, v, *batches))(x)
 
-        return Point(x=descend(x, own_hypergradient, client, self.steps.x))
+        return Point(x=descend(x, local_hypergradient, client, self.steps.x))
 
 
 def lfednest(
     problem: BilevelProblem, steps: Point[float], lower_rounds: Count = 1, neumann_terms: Count = 5
 ) -> Method:
-    """LFedNest, with every client's own hypergradient.
+    """LFedNest, with local hypergradients.
 
         K times:  tau_i steps y_i -= (beta/tau_i) grad_y g_i(x, y_i);      y += sum_C w_i (y_i - y)
         once:     tau_i steps x_i -= (alpha/tau_i) [grad_x f_i - grad^2_xy g_i v_i](x_i, y)

@@ -33,29 +33,29 @@ def memfbo(
     penalty: Positive = 100.0,
     order: Literal[1, 2] = 1,
 ) -> Method:
-    """MemFBO, which needs no second derivatives: the lower problem becomes a penalty.
+    """MemFBO, without second derivatives: the lower problem becomes a penalty.
 
     With u the minimiser of f + lambda g over y and y that of g alone,
 
         d_y = grad_y g(x, y);     d_u = grad_y f(x, u) / lambda + grad_y g(x, u);
         d_x = grad_x f(x, u) + lambda [grad_x g(x, u) - grad_x g(x, y)]
 
-    and clients and server move along them as in SimFBO. d_x tends to the hypergradient as 1/lambda.
+    and clients and server step along them as in SimFBO. The error of d_x is O(1/lambda).
 
     With `order=2` the difference is central: with u+ and u- the minimisers of g +- f/lambda,
 
         d_+- = grad_y g(x, u+-) +- grad_y f(x, u+-) / lambda;
         d_x = [grad_x f(x, u+) + grad_x f(x, u-)] / 2 + lambda/2 [grad_x g(x, u+) - grad_x g(x, u-)]
 
-    and the state's y is (u+ + u-) / 2. d_x tends to the hypergradient as 1/lambda^2, at the price
-    of one more gradient of f. lambda must be so large that g - f/lambda is still convex in y.
+    and the state's y is (u+ + u-) / 2. The error of d_x is O(1/lambda^2), at the cost of a second
+    gradient of f. lambda must be large enough for g - f/lambda to be convex in y.
 
     Args:
         problem: the two losses.
-        local: the clients' step sizes. That of y serves u too, and v is not used: where x moves, y
-            and u must follow alike, since lambda times their difference enters d_x.
+        local: the clients' step sizes. That of y is used for u too, since lambda times the
+            difference of y and u is part of d_x; that of v is not used.
         server: as in `simfbo`.
-        penalty: lambda; a larger one has a smaller bias but loses more digits to rounding.
+        penalty: lambda; larger values reduce the bias and increase rounding errors.
         order: 1 for the forward difference, 2 for the central one.
 
     Example:

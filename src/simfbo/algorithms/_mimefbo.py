@@ -1,7 +1,7 @@
-"""MimeFBO: one communication round per iteration, as SimFBO, and no client drift.
+"""MimeFBO: one communication round per iteration, like SimFBO, without client drift.
 
-Mime (Karimireddy et al. 2021) for the three variables of SimFBO at once. Not published elsewhere,
-as far as we know; docs/reference-mimefbo.md has the proof that its fixed point is exact.
+Mime (Karimireddy et al. 2021) for the three variables of SimFBO. To our knowledge it has not been
+published elsewhere; docs/reference-mimefbo.md has the proof that its fixed point is exact.
 """
 
 from typing import ClassVar, Literal, get_args
@@ -55,20 +55,20 @@ def mimefbo(
         z_i -= eta [D_i(z_i; xi) - D_i(z; xi) + h],     m_i = mean of D_i(z_i; xi) over the steps
 
     by its local rule, with the weights a_k of that rule in the mean,
-    and the server moves along m = sum_C p~_i m_i, with rho gamma as step sizes (see `shrofbo`).
-    At the solution h is zero and the two D_i cancel, so that clients stand still and m is zero.
+    and the server steps along m = sum_C p~_i m_i, with step sizes rho gamma (see `shrofbo`).
+    At the solution h is zero and the two D_i cancel, so that all local steps and m are zero.
 
     Args:
         problem: the two losses.
         local: eta, the clients' step sizes.
         server: gamma, as step sizes or Optax transformations; the same as `local` by default.
         radius: r of the projection of v on the server; None for no projection.
-        control: what h is. "mean": a moving average of m. "storm": h and m are the same STORM
-            estimate, which also uses the directions at the previous iterate; it removes most of the
-            noise of client sampling. "memory": SCAFFOLD, in which each client remembers the m_i it
-            last sent, which takes the place of D_i(z; xi), h is the mean of all clients', and the
-            server moves along h + sum_C p~_i (m_i - its last).
-        theta: weight of what is new in h, between 0 and 1; not used by "memory".
+        control: the control variate h. "mean": a moving average of m. "storm": h and m are the same
+            STORM estimate, which also uses the directions at the previous iterate; it removes most
+            of the noise of client sampling. "memory": SCAFFOLD, with stateful clients: c_i, the
+            client's last m_i, replaces D_i(z; xi), h is the mean of all c_i, and the server steps
+            along h + sum_C p~_i (m_i - c_i).
+        theta: the weight of new directions in h, between 0 and 1; not used by "memory".
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -1,7 +1,7 @@
 """Client momenta, for robust aggregation: Karimireddy, He, Jaggi, "Learning from History for
 Byzantine Robust Optimization", ICML 2021; for bilevel problems BR-FedBiM, ICLR 2026.
 
-Honest messages that scatter less from round to round leave less room for hostile ones.
+A lower variance of honest messages between rounds limits the effect of malicious ones.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Momenta(NamedTuple):
 
 
 class Smoothed(WrappedStep):
-    """A client step that sends momenta in place of the channels of its message."""
+    """A client step with momenta in place of the channels of its message."""
 
     theta: float
 
@@ -52,7 +52,7 @@ class Smoothed(WrappedStep):
 
 
 def _require_channels(message: PyTree, old: Point[PyTree]) -> None:
-    """Raise unless a message has one `Point`, whose parts are shaped like x, y and y."""
+    """Raise unless a message has one `Point` with parts of the structure of x, y and y."""
     parts = message if type(message) is tuple else (message,)
     pairs = zip(point_of(message), old, strict=True)
     alike = all(z is None or jax.tree.structure(z) == jax.tree.structure(m) for z, m in pairs)
@@ -97,19 +97,19 @@ class WithMomenta(Wrapper):
 
 
 def with_momenta(algorithm: Method, theta: float = 0.1) -> Method:
-    """Let the clients of an algorithm send momenta in place of their messages.
+    """Wrap an algorithm so that its clients send momenta in place of messages.
 
-        m_i = (1 - theta) m_i + theta z_i,     m_i = z_i the first time
+        m_i = (1 - theta) m_i + theta z_i,     initially m_i = z_i
 
-    by channel, kept in the client's memory. What a message carries besides x, y and v, as ShroFBO's
-    ||a_i||_1, is sent as it is.
+    by channel, stored in the client's memory. Other parts of a message, such as ShroFBO's
+    ||a_i||_1, are unchanged.
 
     Args:
-        algorithm: whose messages name their channels.
-        theta: weight of the new message, above 0; 1 changes nothing.
+        algorithm: a method with channels in its messages.
+        theta: the weight of the new message, above 0; without effect for 1.
 
     Returns:
-        The method, under the same name.
+        The method, with the same name.
 
     Example:
         >>> from simfbo.algorithms import simfbo

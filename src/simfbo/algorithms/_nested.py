@@ -1,4 +1,4 @@
-"""What FedNest, LFedNest, FBO-AggITD and FedMBO share: oracles and variance-reduced steps."""
+"""Oracles and variance-reduced steps of FedNest, LFedNest, FBO-AggITD and FedMBO."""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -20,19 +20,19 @@ Mode = Literal["paper", "as_released"]
 
 
 def inexact(reason: str) -> dict[str, str]:
-    """Return the laws that a wrong or fluctuating v breaks, with the reason."""
+    """Return the laws violated by an inexact or fluctuating v, with the reason."""
     return dict.fromkeys(("sends changes", "finds the solution", "unequal local work"), reason)
 
 
 def is_released(mode: str) -> bool:
-    """Return whether a mode is that of the published code, after a check that it exists."""
+    """Validate a mode; True for that of the published code."""
     if mode not in get_args(Mode):
         raise UserError(f"The mode must be one of {', '.join(get_args(Mode))}, got '{mode}'.")
     return mode == "as_released"
 
 
 def draw_terms(key: jax.Array, count: int) -> int:
-    """Draw a number uniformly from {0 .. count-1}."""
+    """Sample a number uniformly from {0 .. count-1}."""
     return int(host_rng(key, Purpose.SERIES_LENGTH).integers(count))
 
 
@@ -44,7 +44,7 @@ def require_counts(**counts: int) -> None:
 
 
 class NestedLoops(SteppedMethod):
-    """A method with K rounds on y and a Neumann series of N terms in every iteration."""
+    """A method with K updates of y and a Neumann series of N terms in every iteration."""
 
     lower_rounds: int = eqx.field(static=True)
     neumann_terms: int = eqx.field(static=True)
@@ -54,7 +54,7 @@ class NestedLoops(SteppedMethod):
 
 
 class Oracles(eqx.Module):
-    """Client steps that answer one question each, from a minibatch or, if `full`, all samples."""
+    """Client steps that return a single gradient or product, on a minibatch or all samples."""
 
     problem: BilevelProblem = eqx.field(static=True)
     full: bool = eqx.field(static=True, default=False)
@@ -97,9 +97,9 @@ class Oracles(eqx.Module):
 class Drifts(eqx.Module):
     """FedInn's and FedOut's local steps.
 
-    What all clients have in common, -beta q, is the server's to apply: added up by the clients it
-    would count sum_C w_i times, and the weights of a cohort sum to one only in expectation. With
-    `one_upper_step` clients take one step on x, and so have no drift.
+    The server adds the term -beta q, which is common to all clients: a sum over clients would
+    multiply it by sum_C w_i, and the weights of a cohort sum to one only in expectation. With
+    `one_upper_step` clients take one step on x, without drift.
     """
 
     problem: BilevelProblem = eqx.field(static=True)
@@ -131,7 +131,7 @@ def lower_gradient(problem: BilevelProblem, x: PyTree, client: Client) -> Direct
 
 
 def descend(z: PyTree, direction: Direction, client: Client, step: Scalar) -> PyTree:
-    """Return the change of z over tau_i steps  z -= (step / tau_i) direction(z, key)."""
+    """Compute the change of z over tau_i steps  z -= (step / tau_i) direction(z, key)."""
     size, most = _step_plan(client, step)
 
     def move(k: Scalar, change: PyTree) -> PyTree:
@@ -143,26 +143,26 @@ def descend(z: PyTree, direction: Direction, client: Client, step: Scalar) -> Py
 
 
 def drift(z: PyTree, gradient: Direction, mean: PyTree, client: Client, step: Scalar) -> PyTree:
-    """Return how far tau_i variance-reduced local steps (SVRG) lead away from z - step * mean.
+    """Compute the drift of tau_i variance-reduced local steps (SVRG) from z - step * mean.
 
         z_i -= (step / tau_i) [gradient(z_i) - gradient(z) + mean]
 
-    where both gradients see the same batch and `mean` is the cohort's gradient at z. In the first
-    step they cancel, so none is computed, and a client with one step has no drift.
+    where both gradients use the same batch and `mean` is the cohort's gradient at z. In the first
+    step they cancel and are not computed, so that a client with one step has no drift.
     """
     size, most = _step_plan(client, step)
 
     def move(k: Scalar, change: PyTree) -> PyTree:
         key = jax.random.fold_in(client.key, k)
-        here = trees.add_scaled(trees.add(z, change), -size * jnp.asarray(k, float), mean)
-        gap = trees.subtract(gradient(here, key), gradient(z, key))
-        return trees.add_scaled(change, -size, gap)
+        z_k = trees.add_scaled(trees.add(z, change), -size * jnp.asarray(k, float), mean)
+        difference = trees.subtract(gradient(z_k, key), gradient(z, key))
+        return trees.add_scaled(change, -size, difference)
 
     zero = trees.zeros_like(z)
     return zero if most == 1 else jax.lax.fori_loop(1, client.plan.tau, move, zero)
 
 
 def _step_plan(client: Client, step: Scalar) -> tuple[Any, int]:
-    """Return the size of one local step, step / tau_i, and the most steps any client takes."""
+    """Return the size of a local step, step / tau_i, and the maximum number of steps."""
     require_plain(client)
     return step / jnp.asarray(client.plan.tau, float), client.plan.steps.shape[-1]

@@ -1,4 +1,4 @@
-"""What MemFBO and F2SA-2 share: a hypergradient without second derivatives, from a penalty."""
+"""The penalty methods MemFBO and F2SA-2: hypergradients without second derivatives."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class MemState(NamedTuple):
 
 
 def _same_for_u(sizes: Any) -> Any:
-    """Return step sizes in which that of y serves u too."""
+    """Use the step size of y for u too."""
     if is_rule(sizes):
         raise UserError(
             "MemFBO must move y and u alike: give the server a step size or rule for x and y."
@@ -39,7 +39,7 @@ def _same_for_u(sizes: Any) -> Any:
 
 
 class PenaltyMethod(BilevelMethod):
-    """A first-order method: the lower problem enters as a penalty."""
+    """A first-order method with the lower problem as a penalty."""
 
     name = "MemFBO"
     known_violations: ClassVar = weighs_work("MemFBO")

@@ -1,5 +1,5 @@
 """SimFBO and ShroFBO for a personal lower level, as in "local lower level problems" of Li, Huang,
-Huang, NeurIPS 2023: every client has a lower variable of its own, and only x travels.
+Huang, NeurIPS 2023: every client has a personal lower variable, and only x is sent.
 
     min_x  sum_i p_i f_i(x, y_i*(x))    s.t.    y_i*(x) = argmin_y g_i(x, y)
 """
@@ -30,7 +30,7 @@ from simfbo.errors import UserError
 
 BIASED = {
     **weighs_work("SimFBO"),
-    "exact at any local step": "SimFBO's clients drift apart the more the larger eta is.",
+    "exact at any local step": "The client drift of SimFBO grows with eta.",
 }
 
 
@@ -45,7 +45,7 @@ class PersonalState(NamedTuple):
 
 
 def _step_of_x(gamma: Any) -> ServerStep:
-    """Return the server's step of x, the only variable that it moves."""
+    """Return the server's step of x; those of y and v are not used."""
     if is_rule(gamma):
         raise UserError(
             "With a personal lower level the server moves x alone: tuning-free step sizes and "
@@ -57,8 +57,8 @@ def _step_of_x(gamma: Any) -> ServerStep:
 class PersonalSimFBO(BilevelMethod):
     """SimFBO for a personal lower level.
 
-    Client i, from x and its own y_i and v_i, takes tau_i steps on all three as in `simfbo`. It
-    keeps y_i and v_i, projected, and sends q_x. The server's steps of y and v are not used.
+    Client i takes tau_i steps on x, y_i and v_i as in `simfbo`. It stores y_i and the projected
+    v_i, and sends q_x. The server's steps of y and v are not used.
     """
 
     name = "SimFBO"
@@ -86,15 +86,15 @@ class PersonalSimFBO(BilevelMethod):
 
     @client_step
     def private_step(self, payload: Point[PyTree], client: Client) -> WithMemory:
-        """Send q_x; remember y_i and v_i."""
-        q, own = self._walked(payload.x, client)
-        return WithMemory(Point(x=q), own)
+        """Send q_x; store y_i and v_i."""
+        q, memory = self._local_steps(payload.x, client)
+        return WithMemory(Point(x=q), memory)
 
-    def _walked(self, x: PyTree, client: Client) -> tuple[PyTree, Point[PyTree]]:
+    def _local_steps(self, x: PyTree, client: Client) -> tuple[PyTree, Point[PyTree]]:
         """Take tau_i steps; return q_x, and the new y_i and v_i."""
-        own, draw = client.memory, drawn_directions(self.problem, self.independent_batches)
-        q = local_steps(draw, own._replace(x=x), client, self.local)
-        return q.x, moved(own, self.local, q._replace(x=None), self.radius)
+        memory, draw = client.memory, drawn_directions(self.problem, self.independent_batches)
+        q = local_steps(draw, memory._replace(x=x), client, self.local)
+        return q.x, moved(memory, self.local, q._replace(x=None), self.radius)
 
     def _advance(self, state: PersonalState, q: Point[PyTree], norm: Any) -> PersonalState:
         x, server = self.server.move(q.x, state.server, state.x)
@@ -115,6 +115,6 @@ class PersonalShroFBO(PersonalSimFBO):
 
     @client_step
     def private_step(self, payload: Point[PyTree], client: Client) -> WithMemory:
-        """Send q_x / ||a_i||_1 and ||a_i||_1; remember y_i and v_i."""
-        (q, own), norm = self._walked(payload.x, client), jnp.asarray(client.plan.norm)
-        return WithMemory((Point(x=trees.scale(1 / norm, q)), norm), own)
+        """Send q_x / ||a_i||_1 and ||a_i||_1; store y_i and v_i."""
+        (q, memory), norm = self._local_steps(payload.x, client), jnp.asarray(client.plan.norm)
+        return WithMemory((Point(x=trees.scale(1 / norm, q)), norm), memory)

@@ -14,9 +14,9 @@ from simfbo.core.problem import PyTree
 
 
 class ScaffoldFBO(CorrectedLoop):
-    """MimeFBO whose clients remember c_i, their last m_i, with h = sum p_i c_i.
+    """MimeFBO with stateful clients: c_i is the client's last m_i, and h = sum p_i c_i.
 
-    The server moves along h + sum_C p~_i (m_i - c_i).
+    The server steps along h + sum_C p~_i (m_i - c_i).
     """
 
     known_violations: ClassVar = {"identical clients": STALE}
@@ -29,14 +29,14 @@ class ScaffoldFBO(CorrectedLoop):
     def round(self, state: MimeState, federation: Federation, key: jax.Array) -> MimeState:
         cohort = federation.cohort(key)
         u, norm = federation.sum(self.mimefbo_step, (self.point(state), state.h), cohort, key)
-        asked, latest = len(cohort.ids) / federation.n, federation.latest
-        share = asked if latest is None else asked / latest.factor  # admitted, of all clients
+        sampled, latest = len(cohort.ids) / federation.n, federation.latest
+        share = sampled if latest is None else sampled / latest.factor  # of admitted replies
         m, h = add_scaled(u, 1.0, state.h), add_scaled(state.h, share, u)
         return self.advance(state, m, norm, federation, cohort, key)._replace(h=h)
 
     @client_step
     def mimefbo_step(self, payload: PyTree, client: Client) -> WithMemory:
-        """Send m_i - c_i and ||a_i||_1; remember m_i."""
+        """Send m_i - c_i and ||a_i||_1; store m_i."""
         (z, h), c = payload, client.memory
         m = mean_direction(self.draw, z, h, client, self.local, c)
         return WithMemory((trees.subtract(m, c), jnp.asarray(client.plan.norm)), m)

@@ -20,7 +20,7 @@ from simfbo.ranges import Positive
 
 
 class ShroState(NamedTuple):
-    """SimFBO's state and the estimates of rho seen so far: their sum and number."""
+    """SimFBO's state, and sum and number of the estimates of rho."""
 
     base: State
     norm_sum: jax.Array
@@ -31,7 +31,7 @@ class ShroFBO(MeanLoop):
     """ShroFBO for a shared lower level; `shrofbo` has the equations."""
 
     known_violations: ClassVar = {
-        "exact at any local step": "ShroFBO's clients drift apart the more the larger eta is."
+        "exact at any local step": "The client drift of ShroFBO grows with eta."
     }
     residuals: ClassVar = {"shrofbo_step": "xyv"}
 
@@ -57,15 +57,15 @@ def shrofbo(
     radius: Positive | None = None,
     independent_batches: bool = False,
 ) -> Method:
-    """ShroFBO, for clients that do unequal amounts of local work; arguments as for `simfbo`.
+    """ShroFBO, for unequal local work; arguments as for `simfbo`.
 
     Client i sends h_i = q_i / ||a_i||_1 and ||a_i||_1; the server steps with rho gamma, where
-    rho = sum_j p_j ||a_j||_1. So no client counts for more than p_i, and if all ||a_i||_1 are equal
-    the iterates are SimFBO's.
+    rho = sum_j p_j ||a_j||_1. So the weight of client i is p_i, and if all ||a_i||_1 are equal the
+    iterates are those of SimFBO.
 
-    rho is exact where the server assigns the local work or everyone takes part. Otherwise it is the
-    mean of the cohorts' estimates over *earlier* rounds (1 in the first): this round's own estimate
-    is correlated with its h and would bring the bias back.
+    rho is exact if the server assigns the local work or all clients take part. Otherwise it is the
+    mean of the cohorts' estimates over *earlier* rounds (1 in the first): the estimate of this
+    round is correlated with its h and would reintroduce the bias.
 
     Example:
         >>> from simfbo.tasks import quadratic

@@ -44,7 +44,7 @@ def simfbo(
     radius: Positive | None = None,
     independent_batches: bool = False,
 ) -> Method:
-    """SimFBO, for clients that all do the same amount of local work; one exchange per iteration.
+    """SimFBO, for equal local work on all clients; one exchange per iteration.
 
     Client i, for k = 0 .. tau_i - 1, from the iterates at k:
 
@@ -55,17 +55,17 @@ def simfbo(
         x -= gamma_x sum_C p~_i q_x,i;   y -= gamma_y sum_C p~_i q_y,i;
         v = Proj_r(v - gamma_v sum_C p~_i q_v,i)
 
-    If clients do unequal amounts of local work, those that do more pull the solution towards
-    themselves: use `shrofbo` instead.
+    With unequal local work, the solution is biased towards clients with more local steps: use
+    `shrofbo` instead.
 
     Args:
         problem: the two losses.
         local: eta, the clients' step sizes; with one local step they have no effect.
-        server: gamma, as step sizes or Optax transformations, or as one transformation that moves
-            the three variables together; the same as `local` by default.
+        server: gamma, as step sizes or Optax transformations, or as one transformation of the three
+            variables together; the same as `local` by default.
         radius: r of the projection of v on the server; None for no projection.
-        independent_batches: draw separate batches for the three directions, as the paper writes
-            it, at about 1.5 times the cost; by default they share one lower and one upper batch.
+        independent_batches: sample separate batches for the three directions, as in the paper, at
+            about 1.5 times the cost; by default they share one lower and one upper batch.
 
     Example:
         >>> from simfbo.tasks import quadratic

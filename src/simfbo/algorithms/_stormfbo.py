@@ -20,7 +20,7 @@ class StormFBO(CorrectedLoop):
 
     def round(self, state: MimeState, federation: Federation, key: jax.Array) -> MimeState:
         cohort, z = federation.cohort(key), self.point(state)
-        weight = jnp.where(state.norm_count > 0, 1 - self.theta, 0.0)  # at first there is no z'
+        weight = jnp.where(state.norm_count > 0, 1 - self.theta, 0.0)  # no z' in the first round
         payload = z, state.h, state.previous, weight
         sent, norm = federation.sum(self.mimefbo_step, payload, cohort, key)
         m = add_scaled(sent, weight, state.h)

@@ -1,4 +1,4 @@
-"""What a method is written with: problems, their derivatives, data, cohorts, and the federation."""
+"""The building blocks of methods: problems and their derivatives, data, cohorts, the federation."""
 
 from simfbo.core import local_work, partition, sampling, trees
 from simfbo.core.data import FederatedData, federate, from_clients

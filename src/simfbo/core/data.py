@@ -1,8 +1,8 @@
 """Clients' data: stored once, assigned to clients by row numbers, sampled by key.
 
-All clients' samples live in one pytree of arrays. A client is a range of row numbers into it, so
-ten thousand clients cost ten thousand pairs of integers, and lower and upper parts may point into
-the same arrays.
+The samples of all clients are in one pytree of arrays. A client is a range of row numbers, so that
+ten thousand clients need ten thousand pairs of integers, and lower and upper parts can share the
+same arrays.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from simfbo.errors import UserError
 class Split:
     """One part (lower or upper) of the clients' data.
 
-    The samples of all clients lie in common arrays or, once `stacked`, client after client along a
-    first axis: element i of every array is then a `Split` of client i alone.
+    The samples of all clients are in common arrays or, if `stacked`, client after client along a
+    first axis: element i of every array is then the `Split` of client i.
 
     Attributes:
         samples: pytree of arrays, with samples along the first axis, or the second if stacked.
@@ -38,7 +38,7 @@ class Split:
         count: the number of samples of each client.
         batch_size: samples in a minibatch; None for full batches.
         largest: the largest count.
-        equal: whether all counts are the same.
+        equal: all counts are the same.
     """
 
     samples: PyTree
@@ -51,7 +51,7 @@ class Split:
 
     @property
     def is_stacked(self) -> bool:
-        """Return whether each client's samples are stored by themselves."""
+        """Whether each client's samples are stored separately."""
         return self.rows is None
 
     def size(self, client: Scalar) -> jax.Array:
@@ -59,7 +59,7 @@ class Split:
         return self.count if self.is_stacked else self.count[client]
 
     def batch(self, client: Scalar, key: jax.Array) -> PyTree:
-        """Draw a client's minibatch with replacement; or return its full batch."""
+        """Sample a client's minibatch with replacement; or return its full batch."""
         if self.batch_size is None:
             return self.full(client)
         count = self.size(client)
@@ -67,7 +67,7 @@ class Split:
         return self._take(client, slots)
 
     def full(self, client: Scalar) -> PyTree:
-        """Return all of a client's samples, as a `Weighted` batch where counts are unequal."""
+        """Return all samples of a client, as a `Weighted` batch if counts are unequal."""
         if self.is_stacked and self.equal:
             return self.samples
         slots = jnp.arange(self.largest, dtype=self.count.dtype)
@@ -84,7 +84,7 @@ class Split:
         return jax.tree.map(lambda a: a[rows], self.samples)
 
     def stacked(self) -> "Split":
-        """Copy the samples client by client, padded to `largest` with each client's last."""
+        """Copy the samples client by client, padded to `largest` with the client's last sample."""
         start, count = np.asarray(self.start)[:, None], np.asarray(self.count)[:, None]
         rows = np.asarray(self.rows)[start + np.minimum(np.arange(self.largest), count - 1)]
         samples = jax.tree.map(lambda a: np.asarray(a)[rows], self.samples)
@@ -92,7 +92,7 @@ class Split:
 
 
 class ClientData(NamedTuple):
-    """One client's view of the data: what its client steps may draw from."""
+    """A client's view of the data."""
 
     lower: Split
     upper: Split
@@ -111,15 +111,15 @@ class ClientData(NamedTuple):
 class FederatedData:
     """The data of n clients and their weights p_i.
 
-    Make one with `federate` (one data set and a partition) or `from_clients` (a list of clients).
+    Created by `federate` (one data set and a partition) or `from_clients` (a list of clients).
 
     Attributes:
         lower: the lower parts.
         upper: the upper parts.
         p: the clients' weights.
         n: the number of clients.
-        ids: the clients' numbers in the whole federation, where these are only some of its clients.
-            Random draws depend on these numbers.
+        ids: the clients' numbers in the federation, of which these may be a subset. Random draws
+            depend on these numbers.
     """
 
     lower: Split
@@ -129,22 +129,22 @@ class FederatedData:
     ids: np.ndarray
 
     def client(self, i: Scalar | None) -> ClientData:
-        """Return client i's data; for None, a view whose client is set later."""
+        """Return client i's data; for None, a view without a client."""
         return ClientData(self.lower, self.upper, i)
 
     @cached_property
     def not_finite(self) -> list[int]:
-        """Return the clients whose samples hold NaN or an infinite number."""
-        found = np.zeros(self.n, bool)
+        """The clients with NaN or infinite numbers in their samples."""
+        affected = np.zeros(self.n, bool)
         for part in (self.lower, self.upper):
             if len(bad := rows_not_finite(part.samples)):
-                hit = np.isin(np.asarray(part.rows), bad)
-                found |= np.logical_or.reduceat(hit, np.asarray(part.start))
-        return self.ids[found].tolist()
+                is_bad = np.isin(np.asarray(part.rows), bad)
+                affected |= np.logical_or.reduceat(is_bad, np.asarray(part.start))
+        return self.ids[affected].tolist()
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of samples, their assignment, weights, ids and batch sizes."""
+        """The SHA-256 of samples, their assignment, weights, ids and batch sizes."""
         lower, upper = self.lower, self.upper
         shared = lower.samples is upper.samples
         parts = [
@@ -205,14 +205,14 @@ def from_clients(
     p: Sequence[float] | None = None,
     ids: Sequence[int] | None = None,
 ) -> FederatedData:
-    """Collect the data of clients given one by one, each a pytree of arrays of its own length.
+    """Combine the data of single clients, each a pytree of arrays.
 
     Args:
         lower: each client's lower samples.
-        upper: each client's upper samples; the same objects are held once.
+        upper: each client's upper samples; identical objects are stored once.
         batch_size: as in `federate`.
         p: as in `federate`.
-        ids: the clients' numbers, if these are only some of a federation's; 0, 1, ... by default.
+        ids: the clients' numbers, for a subset of a federation; 0, 1, ... by default.
 
     Returns:
         The federated data.
@@ -243,10 +243,10 @@ def from_clients(
 
 
 def pad_to_buckets(data: FederatedData) -> FederatedData:
-    """Pad all arrays to sizes from a short list; the clients' computations stay the same.
+    """Pad all arrays to bucket sizes, without effect on the clients' computations.
 
-    Compiled programs depend on the sizes of arrays. Data sets of similar size, such as the folds of
-    a cross-validation, then share them.
+    Data sets of similar sizes, such as the folds of a cross-validation, then share compiled
+    programs.
     """
 
     def padded(array: Any) -> jax.Array:
@@ -259,7 +259,7 @@ def pad_to_buckets(data: FederatedData) -> FederatedData:
         return replace(part, samples=samples, rows=rows, largest=largest, equal=False)
 
     lower, upper = split(data.lower), split(data.upper)
-    if data.lower.samples is data.upper.samples:  # held once, as before
+    if data.lower.samples is data.upper.samples:  # still stored once
         upper = replace(upper, samples=lower.samples)
     return replace(data, lower=lower, upper=upper)
 
@@ -286,7 +286,7 @@ def pooled(loss: Loss, part: Split, p: np.ndarray) -> Callable[[PyTree, PyTree],
     return total
 
 
-_Assigned = tuple[PyTree, Sequence[np.ndarray]]  # samples, and the rows of each client
+_Assigned = tuple[PyTree, Sequence[np.ndarray]]  # samples, rows of each client
 
 
 def _assemble(
@@ -296,7 +296,7 @@ def _assemble(
     p: Sequence[float] | None,
     ids: Sequence[int] | None = None,
 ) -> FederatedData:
-    """Combine both parts, with weights."""
+    """Create the data from its lower and upper parts."""
     n, count = len(lower[1]), len(upper[1])
     if n != count or not n:
         raise UserError(f"Give lower and upper parts for the same clients: got {n} and {count}.")
@@ -351,8 +351,8 @@ def checked_weights(p: Sequence[float], n: int) -> np.ndarray:
 
 def digest(*arrays: Any) -> str:
     """Compute the SHA-256 of arrays, their types and shapes, in hexadecimal."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for array in map(np.asarray, arrays):
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        result.update(f"{array.dtype}{array.shape}".encode())
+        result.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return result.hexdigest()

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 
 from simfbo.core.problem import PyTree
 
-# The client step that evaluates rather than trains: its exchanges are counted by themselves.
+# The client step of evaluations, whose exchanges are counted separately.
 EVALUATION = "client_metrics"
 
 
 @unique
 class Reason(StrEnum):
-    """Why a reply does not count. The value is what histories store."""
+    """The reason to reject a reply; histories store the value."""
 
     NO_REPLY = "no-reply"
     TIMED_OUT = "timed-out"
@@ -35,12 +35,12 @@ class Reason(StrEnum):
 
     @property
     def silent(self) -> bool:
-        """Return whether nothing was received."""
+        """Whether nothing was received."""
         return self in (self.NO_REPLY, self.TIMED_OUT, self.NODE_AWAY, self.NODE_FAILED)
 
     @property
     def text(self) -> str:
-        """Return what the client did, to be continued after its name."""
+        """The reason in words, with the client as the subject of the sentence."""
         return _TEXTS[self]
 
 
@@ -60,14 +60,14 @@ _TEXTS = {
 
 
 class EncodedBytes(NamedTuple):
-    """How many bytes coded messages have, added over all clients.
+    """The bytes of coded messages, added over all clients.
 
     Attributes:
         down: of the payloads.
         up: of the messages.
-        estimated: those of them that were not counted but computed: the length of an entropy code,
-            or that of other clients' messages.
-        variance: of their sum, from the differences between clients.
+        estimated: the part that was estimated: from the entropy of a code, or from other clients'
+            messages.
+        variance: of the estimate, from the variance between clients.
     """
 
     down: float
@@ -77,7 +77,7 @@ class EncodedBytes(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a cohort was asked in one exchange.
+    """The request of one exchange to its cohort.
 
     Attributes:
         number: of the exchange, counted from 1.
@@ -93,12 +93,12 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A reply that does not count.
+    """A rejected reply.
 
     Attributes:
         exchange: its number.
         client_step: the name of the client step.
-        client: whose reply; None where that is unknown.
+        client: the sender; None if unknown.
         reason: the kind of refusal.
         text: the reason in words, with details.
     """
@@ -114,8 +114,8 @@ class Probed(NamedTuple):
     """A few numbers of each reply, to compare directions; see `simfbo.robust.anomalies`.
 
     Attributes:
-        rows: the numbers of the replies that are compared; zeros where a reply does not count.
-        widths: how many of them belong to each channel.
+        rows: the numbers of the compared replies; zeros for rejected ones.
+        widths: the count of numbers in each channel.
     """
 
     rows: Float[np.ndarray, "compared numbers"]
@@ -136,33 +136,32 @@ class Shapes(NamedTuple):
 
     @property
     def tree(self) -> PyTree:
-        """Return the pytree, of abstract arrays."""
+        """The pytree of abstract arrays."""
         return jax.tree.unflatten(self.structure, self.leaves)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ExchangeReport:
-    """What the server learns from an exchange; reports of several rounds have one axis more.
+    """The arrays that an exchange reports to the server, with a leading axis for several rounds.
 
     Attributes:
-        ids: the clients asked; None where all replies pass.
-        weights: of their messages, where messages are compared; else None.
-        work: ||a_i||_1, where messages are compared; else None.
-        replied: which clients replied; None for all.
-        admitted: which replies passed the gate; None for all, as long as they are finite.
+        ids: the cohort; None if all replies pass.
+        weights: of the messages, if messages are compared.
+        work: ||a_i||_1, if messages are compared.
+        replied: a mask of the clients that replied; None for all.
+        admitted: a mask of the admitted replies; None for all, as long as they are finite.
         squares: squared norms of the replies, by position and leaf; zero without a reply. None
-            where all replies pass.
-        finite: where `admitted` is None, whether all replies are finite; else None.
+            if all replies pass.
+        finite: all replies are finite, if `admitted` is None.
         down: bytes of the coded payload; None without codecs.
-        up: bytes of the coded messages, not a number where they were not computed; None without
-            codecs.
-        probes: numbers of the messages that are compared (`simfbo.robust.anomalies`), else None.
+        up: bytes of the coded messages, NaN if they were not computed; None without codecs.
+        probes: numbers of the compared messages (`simfbo.robust.anomalies`).
         client_step: the name of the step.
-        payload: shapes of what each client receives.
-        message: shapes of what each client sends.
+        payload: shapes of the payload.
+        message: shapes of a message.
         asked: the number of clients in the cohort.
-        took_place: whether the exchange took place, where it is conditional; None for always.
+        took_place: False for a conditional exchange that was skipped; None if unconditional.
     """
 
     ids: Int[Any, "*rounds cohort"] | None
@@ -183,22 +182,22 @@ class ExchangeReport:
 
     @property
     def factor(self) -> Any:
-        """Return what the weights of the admitted are multiplied by: asked / admitted."""
+        """The factor of the weights of admitted replies: asked / admitted."""
         return 1.0 if self.admitted is None else self.asked / self.admitted.sum(-1).clip(1)
 
 
 class Exchange(NamedTuple):
-    """The outcome of one exchange, as the server keeps it.
+    """The outcome of one exchange on the server.
 
     Attributes:
-        request: what the cohort was sent.
-        admitted: whether a reply counts, by position in the cohort.
+        request: sent to the cohort.
+        admitted: a mask of the admitted replies, by position in the cohort.
         squares: squared norms of the replies, by position and leaf.
-        refusals: the replies that do not count.
-        probed: what is compared between replies; None where nothing is.
-        memory: what clients remember if their replies count, by position; None where they remember
-            nothing, or it is elsewhere.
-        coded: bytes both ways, where messages are coded.
+        refusals: the rejected replies.
+        probed: the compared numbers of replies, if any.
+        memory: the updated memory of the clients, by position; None for stateless clients, or if it
+            is stored elsewhere.
+        coded: bytes both ways, with codecs.
         weights: of the messages.
         work: ||a_i||_1 of the clients.
     """
@@ -215,19 +214,19 @@ class Exchange(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """Return what the weights of the admitted are multiplied by: asked / admitted."""
+        """The factor of the weights of admitted replies: asked / admitted."""
         return len(self.admitted) / max(1, int(self.admitted.sum()))
 
     @property
     def mostly_oversized(self) -> bool:
-        """Return whether most replies left out arrived, but were too large or not finite."""
-        left_out = ~self.admitted
-        measured = left_out & (self.squares.sum(1) != 0)
-        return bool(2 * measured.sum() > left_out.sum())
+        """Whether most rejected replies were too large or not finite."""
+        rejected = ~self.admitted
+        oversized = rejected & (self.squares.sum(1) != 0)
+        return bool(2 * oversized.sum() > rejected.sum())
 
     @property
     def largest_sender(self) -> int:
-        """Return the client with the largest message, of those admitted if there are any."""
-        counted = self.admitted if self.admitted.any() else True
-        totals = np.where(counted, np.nan_to_num(self.squares.sum(1), nan=np.inf), -1.0)
+        """The client with the largest message among those admitted, if there are any."""
+        considered = self.admitted if self.admitted.any() else True
+        totals = np.where(considered, np.nan_to_num(self.squares.sum(1), nan=np.inf), -1.0)
         return int(self.request.ids[np.argmax(totals)])

@@ -1,4 +1,4 @@
-"""The federation: one verb, a sum over a cohort. Each use of it is one communication round."""
+"""The federation: sums over a cohort, each of which is one communication round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, final
@@ -15,13 +15,13 @@ from simfbo.core.sampling import Cohort
 
 
 class Client(NamedTuple):
-    """All that a client step may see besides the payload.
+    """The arguments of a client step besides the payload.
 
     Attributes:
         data: the client's lower and upper data.
-        plan: how many local steps it takes and how they count.
+        plan: its local work.
         key: its random key for this exchange.
-        memory: what it kept when it last took part (`WithMemory`), at first
+        memory: the memory of its last admitted reply (`WithMemory`), initially
             `Method.client_memory`; None for a method with stateless clients.
     """
 
@@ -32,14 +32,14 @@ class Client(NamedTuple):
 
 
 class WithMemory(NamedTuple):
-    """What a client step returns if the client is to remember something.
+    """The result of a client step of a stateful client.
 
-    The memory stays with the client: it is never sent. A client whose reply does not count keeps
-    the one it had.
+    The memory stays on the client and is never sent. If the reply is rejected, the client keeps its
+    previous memory.
 
     Attributes:
-        message: what is sent to the server.
-        memory: what the client keeps, shaped as `Method.client_memory`.
+        message: is sent to the server.
+        memory: is stored on the client, in the shapes of `Method.client_memory`.
     """
 
     message: PyTree
@@ -47,12 +47,12 @@ class WithMemory(NamedTuple):
 
 
 def message_of(reply: PyTree) -> PyTree:
-    """Return the message in what a client step returned."""
+    """Return the message in the result of a client step."""
     return reply.message if isinstance(reply, WithMemory) else reply
 
 
 def with_message(reply: PyTree, message: PyTree) -> PyTree:
-    """Return what a client step returned, with another message."""
+    """Replace the message in the result of a client step."""
     return reply._replace(message=message) if isinstance(reply, WithMemory) else message
 
 
@@ -61,41 +61,41 @@ T = TypeVar("T")
 
 
 class Federation(Protocol):
-    """What an algorithm can do with its clients: sample a cohort, sum or gather its messages.
+    """The interface of methods to clients: sample a cohort, sum or gather its messages.
 
     Attributes:
-        secret: whether cohorts and noise come from randomness that nobody can reproduce.
+        secret: cohorts and noise are sampled from the operating system's entropy.
     """
 
     secret: bool
 
     @property
     def ledger(self) -> Ledger:
-        """Return what was sent so far."""
+        """The traffic so far."""
         ...
 
     @property
     def refusals(self) -> list[Refusal]:
-        """Return the replies refused since the runner last took them."""
+        """The replies rejected since the runner last removed them."""
         ...
 
     @property
     def latest(self) -> Exchange | None:
-        """Return the outcome of the last exchange; None before the first."""
+        """The outcome of the last exchange; None before the first."""
         ...
 
     @property
     def n(self) -> int:
-        """Return the number of clients."""
+        """The number of clients."""
         ...
 
     @property
     def p(self) -> np.ndarray:
-        """Return the clients' weights p_i."""
+        """The clients' weights p_i."""
         ...
 
     def cohort(self, key: jax.Array) -> Cohort:
-        """Sample the clients that take part."""
+        """Sample a cohort."""
         ...
 
     def sum(
@@ -103,13 +103,13 @@ class Federation(Protocol):
     ) -> PyTree:
         """Sum w_i client_step(payload, client_i) over the cohort, in one communication round.
 
-        Refused replies are left out, and the weights of the others are multiplied by the number of
+        Rejected replies are left out, and the weights of the others are multiplied by the number of
         clients sampled over the number admitted.
 
         Args:
-            client_step: what each client does: a client step of a `Method`, whose numbers are
-                inputs of the compiled program, or a plain function, compiled as it is.
-            payload: what each client receives.
+            client_step: of a `Method`, with its numbers as inputs of the compiled program, or a
+                plain function, with numbers as constants.
+            payload: is sent to each client.
             cohort: the clients, and their weights.
             key: of the exchange.
         """
@@ -120,24 +120,24 @@ class Federation(Protocol):
     ) -> PyTree:
         """Stack the cohort's messages along a new first axis, in one communication round.
 
-        Refused replies are zero, and the others are multiplied by the number of clients sampled
+        Rejected replies are zero, and the others are multiplied by the number of clients sampled
         over the number admitted. The arguments are those of `sum`; the cohort's weights are not
         used.
         """
         ...
 
     def when(self, condition: Any, branch: Callable[[], T], otherwise: T) -> T:
-        """Run a branch with exchanges of its own if a condition holds, also in compiled rounds.
+        """Run a branch with further exchanges if a condition holds, also in compiled rounds.
 
         Args:
             condition: a bool, which may be traced.
-            branch: () -> the value, by exchanges with this federation. Its clients are stateless.
+            branch: () -> the value, with exchanges of stateless clients.
             otherwise: the value without the branch, of the same shapes.
         """
         ...
 
     def mean_norm(self, key: jax.Array) -> float | None:
-        """Return rho = sum_j p_j ||a_j||_1 of the exchange with this key; None where unknown."""
+        """Return rho = sum_j p_j ||a_j||_1 of the exchange with this key; None if unknown."""
         ...
 
 
@@ -146,40 +146,40 @@ Verb = Callable[[ClientStep, PyTree, Cohort, jax.Array], Any]
 
 @final
 class View:
-    """A federation whose `sum` and `gather` are other functions; all else is the federation's."""
+    """A federation with replaced `sum` and `gather`; all else is delegated."""
 
     def __init__(self, federation: Federation, sum: Verb, gather: Verb) -> None:
-        """Take the federation and the two functions, which usually call the federation's own."""
+        """Create a view; the functions usually call `federation.sum` and `federation.gather`."""
         self._federation, self._sum, self._gather = federation, sum, gather
         self.secret: bool = getattr(federation, "secret", False)
 
     @property
     def ledger(self) -> Ledger:
-        """Return what was sent so far."""
+        """The traffic so far."""
         return self._federation.ledger
 
     @property
     def refusals(self) -> list[Refusal]:
-        """Return the replies refused since the runner last took them."""
+        """The replies rejected since the runner last removed them."""
         return getattr(self._federation, "refusals", [])
 
     @property
     def n(self) -> int:
-        """Return the number of clients."""
+        """The number of clients."""
         return self._federation.n
 
     @property
     def p(self) -> np.ndarray:
-        """Return the clients' weights p_i."""
+        """The clients' weights p_i."""
         return self._federation.p
 
     @property
     def latest(self) -> Exchange | None:
-        """Return the outcome of the last exchange."""
+        """The outcome of the last exchange."""
         return self._federation.latest
 
     def cohort(self, key: jax.Array) -> Cohort:
-        """Sample the clients that take part."""
+        """Sample a cohort."""
         return self._federation.cohort(key)
 
     def when(self, condition: Any, branch: Callable[[], T], otherwise: T) -> T:
@@ -187,17 +187,17 @@ class View:
         return self._federation.when(condition, branch, otherwise)
 
     def mean_norm(self, key: jax.Array) -> float | None:
-        """Return rho where it is known."""
+        """Return rho of the exchange with this key; None if unknown."""
         return self._federation.mean_norm(key)
 
     def sum(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
-        """Return what the view's sum returns."""
+        """Call the view's sum."""
         return self._sum(client_step, payload, cohort, key)
 
     def gather(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
     ) -> PyTree:
-        """Return what the view's gather returns."""
+        """Call the view's gather."""
         return self._gather(client_step, payload, cohort, key)

@@ -1,6 +1,6 @@
-"""The gate before aggregation: the rules that a reply must satisfy to count.
+"""The validation of replies before aggregation.
 
-Every engine applies the same rules. A reply that breaks one is left out and recorded with its
+Every engine applies the same rules. A reply that violates one is rejected and recorded with its
 client and the reason; the others are reweighted. Clients never send weights.
 """
 
@@ -19,13 +19,13 @@ from simfbo.errors import BadMessage, brief
 
 
 class Gate(NamedTuple):
-    """The rules for replies that can be set.
+    """The settings of reply validation.
 
     Attributes:
         max_norm: the largest norm of a message, over all its arrays; None for any finite norm,
             "auto" for five times the median norm of recent exchanges with the same client step.
-        min_replies: the fewest replies that an exchange needs; with fewer the run ends.
-        open: admit all replies, because another gate follows.
+        min_replies: the minimum number of replies of an exchange; with fewer the run ends.
+        open: admit all replies, because they are validated elsewhere.
     """
 
     max_norm: float | Literal["auto"] | None = None
@@ -34,13 +34,13 @@ class Gate(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's reply, of which nothing is trusted.
+    """A client's reply, before validation.
 
     Attributes:
         client: the client's number.
         exchange: the number of the exchange.
         arrays: the message, an array per leaf, by `names`; or its bytes, if it is coded.
-        repeat: 1 for the second reply of a client that is in the cohort twice, and so on.
+        repeat: the number of earlier occurrences of the client in the cohort.
     """
 
     client: object
@@ -50,12 +50,12 @@ class Reply(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The replies that pass the gate, and the refusals of all others.
+    """The admitted replies, and the refusals of all others.
 
     Attributes:
-        messages: by position in the cohort; None where no reply counts.
-        squares: squared norms, by position and leaf; zero where nothing was measured.
-        refusals: in the order of clients, silent ones last.
+        messages: by position in the cohort; None without an admitted reply.
+        squares: squared norms, by position and leaf; zero without a valid message.
+        refusals: in the order of clients, missing replies last.
     """
 
     messages: list[Any]
@@ -72,13 +72,13 @@ _MARGIN, _RECENT = 5.0, 5
 def admit(
     replies: Sequence[Any], request: Request, gate: Gate, decode: Decode | None = None
 ) -> Admitted:
-    """Check replies; the order of arrival does not matter.
+    """Validate replies, independently of their order of arrival.
 
     Args:
-        replies: as they arrived; they can be anything.
+        replies: arbitrary objects, in any order.
         request: sent to the cohort.
-        gate: the rules.
-        decode: (position, bytes) -> the message's arrays by name, where messages are coded; raises
+        gate: the settings.
+        decode: (position, bytes) -> the message's arrays by name, for coded messages; raises
             `BadMessage`.
 
     Example:
@@ -111,7 +111,7 @@ def admit(
         elif not is_timely(reply):
             number = f"answered exchange {brief(reply.exchange)}, not {request.number}"
             finding = Reason.WRONG_EXCHANGE, number
-        elif counts[sender] > 1:  # all are rejected, so that the order of arrival does not matter
+        elif counts[sender] > 1:  # all duplicates are rejected, regardless of their order
             finding = Reason.DUPLICATE, Reason.DUPLICATE.text
         else:
             arrays, wrong = _decoded(reply.arrays, position, decode)
@@ -149,16 +149,16 @@ def _decoded(arrays: Any, position: int, decode: Decode | None) -> tuple[Any, st
 
 
 def squared_norms(message: PyTree) -> jax.Array:
-    """Compute the squared norm of every leaf; not finite where the leaf is not, or overflows."""
+    """Compute the squared norm of every leaf; not finite if the leaf is not, or on overflow."""
     wide = jnp.result_type(float)
     flat = [jnp.ravel(leaf).astype(wide) for leaf in jax.tree.leaves(message)]
     return jnp.stack([jnp.vdot(leaf, leaf) for leaf in flat]) if flat else jnp.zeros(0)
 
 
 def within(squares: jax.Array, limit: Scalar | None) -> jax.Array:
-    """Compare squared norms by leaf with the largest norm, which may be infinite.
+    """Compare squared norms by leaf with the limit of the norm, which may be infinite.
 
-    With a limit of None every message passes. `too_large` gives the reason for one that does not.
+    With a limit of None all messages pass. `too_large` returns the reason for a rejection.
     """
     total = jnp.sum(squares)
     if limit is None:
@@ -167,7 +167,7 @@ def within(squares: jax.Array, limit: Scalar | None) -> jax.Array:
 
 
 def limit_of(gate: Gate) -> float | None:
-    """Return the largest norm that passes a gate whose limit is a number; None if it is open."""
+    """Return the limit of a gate without an automatic one; None if it is open."""
     if gate.open:
         return None
     assert gate.max_norm != "auto", "the automatic limit differs between exchanges"
@@ -184,8 +184,8 @@ def median_norm(squares: np.ndarray) -> float:
 def auto_limit(medians: Sequence[float]) -> float | None:
     """Return five times the largest of recent median norms; None if there are none yet.
 
-    Less than half of the clients cannot raise a median. The largest of them allows messages to
-    shrink and grow again.
+    A minority of the clients cannot raise a median. With the largest median, messages can shrink
+    and grow again.
     """
     return _MARGIN * max(medians) if medians else None
 
@@ -196,7 +196,7 @@ def with_median(medians: Sequence[float], median: float) -> list[float]:
 
 
 def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding | None:
-    """Give the reason to reject a message of these squared norms; None if it passes."""
+    """Return the reason to reject a message with these squared norms; None if it passes."""
     if bool(within(jnp.asarray(squares, float), limit_of(gate))):
         return None
     for name, square in zip(leaves, squares, strict=True):
@@ -208,7 +208,7 @@ def too_large(squares: np.ndarray, leaves: Sequence[str], gate: Gate) -> Finding
 
 
 def mismatch(arrays: object, like: PyTree) -> str | None:
-    """Describe how a reply's arrays differ in kind from those requested; None if they agree."""
+    """Describe a mismatch of a reply's names, dtypes or shapes; None if they are as requested."""
     expected = dict(zip(names(like), jax.tree.leaves(like), strict=True))
     if not isinstance(arrays, dict):
         return f"sent a {type(arrays).__name__} in place of named arrays"
@@ -217,18 +217,18 @@ def mismatch(arrays: object, like: PyTree) -> str | None:
     if extra := [name for name in arrays if name not in expected]:
         return f"sent {brief(extra[0])}, which was not asked for"
     for name, leaf in expected.items():
-        found = arrays[name]
-        if not isinstance(found, np.ndarray | jax.Array):
-            return f"sent a {type(found).__name__} for {name or 'its array'}"
-        if found.dtype != leaf.dtype:
-            return f"sent {found.dtype} numbers for {name or 'its array'}, not {leaf.dtype}"
-        if found.shape != leaf.shape:
-            return f"sent shape {found.shape} for {name or 'its array'}, not {leaf.shape}"
+        array = arrays[name]
+        if not isinstance(array, np.ndarray | jax.Array):
+            return f"sent a {type(array).__name__} for {name or 'its array'}"
+        if array.dtype != leaf.dtype:
+            return f"sent {array.dtype} numbers for {name or 'its array'}, not {leaf.dtype}"
+        if array.shape != leaf.shape:
+            return f"sent shape {array.shape} for {name or 'its array'}, not {leaf.shape}"
     return None
 
 
 def occurrences(ids: np.ndarray) -> np.ndarray:
-    """Count the occurrences of each id before it in a sorted array: repeats are numbered.
+    """Number the occurrences of each id in a sorted array, from 0.
 
     Example:
         >>> occurrences(np.array([2, 5, 5, 5, 7])).tolist()
@@ -245,7 +245,7 @@ def _sender(reply: object) -> Sender:
 
 
 def _whole(value: object) -> int | None:
-    """Convert an untrusted value to a whole number; None if it is not one."""
+    """Convert an untrusted value to an int; None if it is not a whole number."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
     return int(value) if abs(int(value)) < 2**63 else None

@@ -1,7 +1,7 @@
-"""Random draws, each with a purpose of its own, in JAX or by a NumPy function on the host.
+"""Random draws, each with a separate purpose, in JAX or by a NumPy function on the host.
 
-Every draw is keyed by (seed, round, client, step, purpose), so results do not depend on order, on
-the engine or on which clients dropped out.
+Every draw is keyed by (seed, round, client, step, purpose), so that results depend neither on the
+order of draws nor on the engine or on drop-outs.
 """
 
 import os
@@ -46,7 +46,7 @@ class Purpose(IntEnum):
     CHAINS = 18
     TRUSTED_ROWS = 19
     NETWORKS = 21
-    # Folded into keys, where no client and no step has such a number:
+    # Folded into keys; larger than all numbers of clients and steps:
     COHORT = 2**31 + 1
     LOCAL_STEPS_IN_ROUND = 2**31 + 2
     NOISE = 2**31 + 11
@@ -58,7 +58,7 @@ class Purpose(IntEnum):
 
 
 def host_rng(key: jax.Array | np.ndarray, purpose: Purpose) -> np.random.Generator:
-    """Create a NumPy generator that depends only on `key`, or its data, and on `purpose`."""
+    """Create a NumPy generator that depends only on `key` (or its data) and `purpose`."""
     words = (key if isinstance(key, np.ndarray) else np.asarray(_key_data(key))).tolist()
     return np.random.default_rng([int(purpose), *words])
 
@@ -69,7 +69,7 @@ def seed_rng(seed: int, purpose: Purpose) -> np.random.Generator:
 
 
 def secret_key() -> jax.Array:
-    """Create a key from the operating system's randomness, which cannot be reproduced."""
+    """Create a key from the operating system's entropy, which cannot be reproduced."""
     like = jax.random.key_data(jax.random.key(0))
     words = np.frombuffer(os.urandom(like.nbytes), np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(words))
@@ -81,16 +81,16 @@ def client_key(key: jax.Array, client: Scalar, occurrence: Scalar) -> jax.Array:
 
 
 def uniform(key: Key[Array, ""], purpose: Purpose, ids: Int[Any, " k"]) -> Float[Array, " k"]:
-    """Draw a number from [0, 1) for each client, which depends on key and client alone."""
+    """Sample a number from [0, 1) for each client, which depends on key and client only."""
     key = jax.random.fold_in(key, int(purpose))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(ids))
-    return jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
+    return jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(keys)
 
 
 def constant(draw: D) -> D:
-    """Declare that a NumPy sampler, or another draw on the host, is the same in every round.
+    """Declare a NumPy sampler, or another draw on the host, to be the same in every round.
 
-    It is then called once, and its result is an input of the compiled rounds.
+    It is called once, and its result is an input of the compiled rounds.
 
     Example:
         >>> from simfbo.core.sampling import Cohort
@@ -103,14 +103,14 @@ def constant(draw: D) -> D:
 
 
 def keyed(draw: Callable[..., Any] | None = None, *, size: int | None = None) -> Any:
-    """Declare that a NumPy sampler, or another draw on the host, depends on its arguments alone.
+    """Declare a NumPy sampler, or another draw on the host, to depend on its arguments only.
 
-    It is then called from inside the compiled rounds, which costs about 0.4 ms each time. A draw
-    that declares nothing may count or look at a clock: rounds run one at a time, in order.
+    It is called from inside the compiled rounds, which costs about 0.4 ms per call. Undeclared
+    draws may be stateful: with them, rounds run one at a time, in order.
 
     Args:
         draw: the function.
-        size: of the cohorts that a sampler draws; without it rounds run one at a time.
+        size: of a sampler's cohorts; without it rounds run one at a time.
 
     Example:
         >>> from simfbo.core.sampling import Cohort
@@ -127,11 +127,11 @@ def keyed(draw: Callable[..., Any] | None = None, *, size: int | None = None) ->
 
 
 def is_constant(draw: Any) -> bool:
-    """Return whether a draw on the host is declared with `constant`."""
+    """Check if a draw on the host is declared with `constant`."""
     return getattr(draw, "depends_on", None) == "nothing"
 
 
-FAILED: list[Exception] = []  # errors of draws on the host that compiled rounds called
+FAILED: list[Exception] = []  # errors of draws on the host within compiled rounds
 
 
 class HostDraw(eqx.Module):
@@ -139,7 +139,7 @@ class HostDraw(eqx.Module):
 
     Attributes:
         kind: of draw, in errors.
-        declaration: that lets compiled rounds call the function.
+        declaration: the decorator that allows calls from compiled rounds.
         dtype: of the values.
         function: the function.
     """
@@ -155,14 +155,15 @@ class HostDraw(eqx.Module):
         return np.asarray(self.function(key, clients), self.dtype)
 
     def like(self, clients: Any) -> Any:
-        """Return the values' shapes and dtypes; None if the function declares nothing."""
+        """Return the shapes and dtypes of the values; None if the function is undeclared."""
         declared = getattr(self.function, "depends_on", None) is not None
         return jax.ShapeDtypeStruct(clients.shape, self.dtype) if declared else None
 
     def __call__(self, key: Key[Array, ""], clients: Shaped[Any, " n"]) -> Any:
         """Call the function from inside a compiled program.
 
-        If it fails, the program goes on with zeros, and the engine raises the error from `FAILED`.
+        After an error the program continues with zeros, and the engine raises the error in
+        `FAILED`.
         """
         like, impl = self.like(clients), jax.random.key_impl(key)
         if like is None:
@@ -174,13 +175,13 @@ class HostDraw(eqx.Module):
             )
 
         def call(words: Array, clients: Array) -> Any:
-            own = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
+            key = jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
             try:
-                found = self.draw(own, np.asarray(clients))
+                values = self.draw(key, np.asarray(clients))
             except Exception as error:
                 FAILED.append(error)
-                return jax.tree.map(lambda of: np.zeros(of.shape, of.dtype), like)
-            return jax.tree.map(lambda of, value: np.asarray(value, of.dtype), like, found)
+                return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+            return jax.tree.map(lambda leaf, value: np.asarray(value, leaf.dtype), like, values)
 
         words = jax.random.key_data(key)
         return jax.pure_callback(call, like, words, jnp.asarray(clients), vmap_method="sequential")

@@ -1,8 +1,8 @@
 """The ledger: the traffic of a federation, counted from the messages themselves.
 
-Payloads and messages are counted. The few numbers of the request itself (client step, local steps,
-step sizes, random key) are not, except with codecs, where they add 32 bytes for each client and
-exchange. Evaluations on clients are counted apart from training, so that totals compare methods.
+Payloads and messages are counted. The metadata of requests (client step, local steps, step sizes,
+random key) is not, except with codecs, where it adds 32 bytes for each client and exchange.
+Evaluations on clients are counted separately from training, so that totals are comparable.
 """
 
 import math
@@ -17,12 +17,12 @@ from simfbo.core.problem import CHANNELS, PyTree, channel
 
 
 class PerClient(NamedTuple):
-    """A part of a payload that differs from client to client.
+    """A part of a payload that differs between clients.
 
-    Slice j of every leaf goes to the cohort's j-th client, which finds it in this part's place.
+    The cohort's j-th client receives slice j of every leaf in place of this part.
 
     Attributes:
-        slices: a pytree whose leaves have one slice per client of the cohort along the first axis.
+        slices: a pytree with one slice per client of the cohort along the first axis of all leaves.
     """
 
     slices: PyTree
@@ -33,11 +33,11 @@ class Traffic(NamedTuple):
 
     Attributes:
         rounds: exchanges.
-        floats_down: numbers sent to clients, however they are coded.
+        floats_down: numbers sent to clients, with or without codecs.
         floats_up: numbers sent back.
         bytes_down: bytes sent to clients.
         bytes_up: bytes sent back.
-        estimated: how many of the bytes are estimated.
+        estimated: the estimated part of the bytes.
         variance: of the estimate.
     """
 
@@ -56,15 +56,15 @@ class Traffic(NamedTuple):
 
     @property
     def uncertainty(self) -> float:
-        """Return the relative uncertainty of the bytes; 0 if they were counted.
+        """The relative uncertainty of the bytes; 0 if they were counted.
 
-        It is two standard deviations of the sample of clients, plus the 0.5 % to which the length
-        of a range code is computed for messages of a kilobyte and more.
+        It is two standard deviations of the sample of clients, plus 0.5 % for the computed length
+        of a range code, which is accurate to that for messages of a kilobyte and more.
         """
         if not self.estimated:
             return 0.0
-        doubt = 0.005 * self.estimated + 2 * math.sqrt(self.variance)
-        return doubt / (self.bytes_down + self.bytes_up)
+        uncertainty = 0.005 * self.estimated + 2 * math.sqrt(self.variance)
+        return uncertainty / (self.bytes_down + self.bytes_up)
 
 
 @dataclass
@@ -73,10 +73,10 @@ class Ledger:
 
     Attributes:
         total: exchanges, floats and bytes of training, added over all clients.
-        by_step: the same, by the name of the client step; evaluations on clients are in
-            "client_metrics" and nowhere else.
-        by_channel: bytes both ways, by channel: x, y and v, "other" for what belongs to none of
-            them, and "coded" for coded messages, whose bytes are counted as a whole.
+        by_step: the same, by the name of the client step; evaluations on clients are only here, as
+            "client_metrics".
+        by_channel: bytes both ways, by channel: x, y and v, "other" for leaves without a channel,
+            and "coded" for coded messages, which are counted as a whole.
     """
 
     total: Traffic = field(default_factory=Traffic)
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def evaluation(self) -> Traffic:
-        """Return the traffic of evaluations on clients, which is not in `total`."""
+        """The traffic of evaluations on clients, which is not in `total`."""
         return self.by_step.get(EVALUATION, Traffic())
 
     def copied(self) -> "Ledger":
@@ -108,10 +108,10 @@ class Ledger:
             client_step: its name.
             asked: the number of clients asked, in all exchanges together.
             replied: the number of replies.
-            down: the payload, or another of the same shapes.
-            up: a client's message, or another of the same shapes.
+            down: the payload, or a pytree of the same shapes.
+            up: a client's message, or a pytree of the same shapes.
             exchanges: the number of exchanges.
-            coded: the bytes of coded messages; by default, those of the numbers.
+            coded: the bytes of coded messages; by default they are counted from the shapes.
         """
         sizes_down, sizes_up = _sizes(down, asked, exchanges), _sizes(up, replied, exchanges)
         floats_down, bytes_down = map(sum, zip((0, 0), *sizes_down, strict=True))
@@ -124,9 +124,14 @@ class Ledger:
         else:
             sent, channels, sizes = coded, ["coded"], [round(coded.down) + round(coded.up)]
         exchange = Traffic(
-            exchanges, floats_down, floats_up, round(sent.down), round(sent.up),
-            round(sent.estimated), float(sent.variance),
-        )  # fmt: skip
+            exchanges,
+            floats_down,
+            floats_up,
+            round(sent.down),
+            round(sent.up),
+            round(sent.estimated),
+            float(sent.variance),
+        )
         self.by_step[client_step] = self.by_step.get(client_step, Traffic()).plus(exchange)
         if client_step != EVALUATION:
             self.total = self.total.plus(exchange)
@@ -135,7 +140,7 @@ class Ledger:
 
 
 def is_per_client(part: PyTree) -> bool:
-    """Return whether a part of a payload differs from client to client."""
+    """Check if a part of a payload differs between clients."""
     return isinstance(part, PerClient)
 
 
@@ -144,7 +149,7 @@ def _sizes(message: PyTree, clients: int, exchanges: int) -> list[tuple[int, int
 
     def size(part: PyTree) -> tuple[int, int]:
         times, leaves = exchanges if is_per_client(part) else clients, jax.tree.leaves(part)
-        # In the precision in which numbers are computed and sent:
+        # Numbers are computed and sent in JAX's precision.
         widths = [jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize for leaf in leaves]
         counts = [leaf.size for leaf in leaves]
         return times * sum(counts), times * sum(map(mul, counts, widths))
@@ -153,14 +158,14 @@ def _sizes(message: PyTree, clients: int, exchanges: int) -> list[tuple[int, int
 
 
 def payload_parts(payload: PyTree) -> tuple[PyTree, ...]:
-    """Divide a payload into parts, of which the first three stand for x, y and v."""
+    """Split a payload into parts, of which the first three are x, y and v."""
     if isinstance(payload, tuple) and not is_per_client(payload):
         return payload
     return ((), (), (), payload)
 
 
 def payload_channels(payload: PyTree) -> list[str | None]:
-    """Return the channel of each leaf of a payload; None for what differs by client."""
+    """Return the channel of each leaf of a payload; None for `PerClient` parts."""
     return [
         CHANNELS[j] if j < len(CHANNELS) and not is_per_client(leaf) else None
         for j, part in enumerate(payload_parts(payload))

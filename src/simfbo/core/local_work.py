@@ -1,17 +1,18 @@
-"""Local work: how many steps tau_i each client takes, and by which rule.
+"""Local work: the number of local steps tau_i of each client, and its local optimiser.
 
-A rule is a local optimiser; clients may follow different ones. A client's steps follow a linear
-recursion. With direction d_k at step k and coefficient c_k,
+Clients may have different local optimisers (rules). The steps follow a linear recursion. With
+direction d_k at step k and coefficient c_k,
 
     m <- momentum * m + c_k d_k,     q <- keep * q + m,     iterate = start - eta * q
 
-so that what it sends is  q = sum_k a_k d_k  with
+so that the message is  q = sum_k a_k d_k  with
 
     a_k = c_k sum_{j=k}^{tau-1} keep^(tau-1-j) momentum^(j-k).
 
 Plain SGD has a_k = 1; a proximal term a_k = (1-alpha)^(tau-1-k); momentum m
-a_k = (1 - m^(tau-k)) / (1-m). The path is the true one of the local optimiser, and a only weighs
-and normalises (Wang et al. 2020, FedNova). `coefficients` gives any a_k, with the paper's own path.
+a_k = (1 - m^(tau-k)) / (1-m). The iterates are those of the local optimiser; the a_k are used for
+weighting and normalisation only (Wang et al. 2020, FedNova). `coefficients` sets arbitrary a_k,
+with the iterates of the SimFBO paper.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ __all__ = [
 
 
 class LocalRule(NamedTuple):
-    """A local optimiser. Make one with `sgd`, `proximal`, `momentum` or `coefficients`.
+    """A local optimiser, created by `sgd`, `proximal`, `momentum` or `coefficients`.
 
     Attributes:
-        keep: how much of q is kept at each step; 1 - alpha with a proximal term.
+        keep: the factor of q in each step; 1 - alpha with a proximal term.
         momentum: the momentum within a round.
-        steps: c_k, where they are not all one.
+        steps: c_k, if not all are one.
     """
 
     keep: float = 1.0
@@ -68,8 +69,7 @@ def proximal(alpha: float) -> LocalRule:
     """Gradient steps with a proximal term, a_k = (1-alpha)^(tau-1-k).
 
     Args:
-        alpha: how far each step is pulled back to the start of the round; eta mu for a proximal
-            term mu/2 ||x - x_start||^2 and step size eta.
+        alpha: eta mu, for a proximal term mu/2 ||x - x_start||^2 and step size eta.
     """
     if not 0 <= alpha < 1:
         raise UserError(f"The proximal alpha must lie in [0, 1), got {alpha}.")
@@ -84,7 +84,7 @@ def momentum(m: float) -> LocalRule:
 
 
 def coefficients(steps: Sequence[float]) -> LocalRule:
-    """The SimFBO paper's own update: step k has size a_k eta, with the given a_k."""
+    """The update of the SimFBO paper: step k has size a_k eta."""
     if not len(steps) or min(steps) <= 0:
         raise UserError("Local coefficients must be positive numbers, one per step.")
     return LocalRule(steps=tuple(map(float, steps)))
@@ -93,15 +93,15 @@ def coefficients(steps: Sequence[float]) -> LocalRule:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LocalPlan:
-    """How much local work is done: by all clients (with a leading axis), or by one.
+    """The local work of one client or, with a leading axis, of several.
 
     Attributes:
         tau: number of local steps.
         steps: c_k, zero from step tau on.
         norm: ||a||_1.
-        keep: how much of q is kept at each step; None where every client keeps all of it.
-        momentum: the momentum within a round; None where no client has any.
-        plain: whether all clients take plain gradient steps.
+        keep: the factor of q in each step; None if it is one for all clients.
+        momentum: the momentum within a round; None if it is zero for all clients.
+        plain: all clients take plain gradient steps.
     """
 
     tau: Int[Any, "*clients"]
@@ -116,7 +116,7 @@ class LocalPlan:
 
 
 class SameForAll(eqx.Module):
-    """The same number for all clients, a constant of the program: loops have a fixed length."""
+    """The same number for all clients, a constant of the program, for loops of fixed length."""
 
     number: int = eqx.field(static=True)
 
@@ -134,7 +134,7 @@ class PerClient(eqx.Module):
 
 
 class UniformDraw(eqx.Module):
-    """A number from {low .. high} for each client, drawn uniformly in every exchange."""
+    """A number from {low .. high} for each client, sampled uniformly in every exchange."""
 
     low: int = eqx.field(static=True)
     high: int = eqx.field(static=True)
@@ -150,7 +150,7 @@ class HostNumbers(HostDraw):
 
     n: int = eqx.field(static=True)
     allowed: range = eqx.field(static=True)
-    error: str = eqx.field(static=True)  # if others are drawn
+    error: str = eqx.field(static=True)  # for other numbers
 
     def draw(self, key: Key[Array, ""], clients: Int[np.ndarray, " cohort"]) -> np.ndarray:
         numbers = np.asarray(self.function(key, self.n), self.dtype)
@@ -168,13 +168,13 @@ class Work(eqx.Module):
     """The local work of n clients, as an input of compiled rounds.
 
     Attributes:
-        tau: draws numbers of local steps.
-        rule: draws positions in the list of rules.
-        rows: the row of each listed rule in the following tables of different rules.
+        tau: samples numbers of local steps.
+        rule: samples positions in the list of rules.
+        rows: the row of each listed rule in the following tables of distinct rules.
         norm: ||a||_1 for every tau from 0 to the largest.
-        steps: c_k; None where all are one.
-        keep: see `LocalRule`; None where all are one.
-        momentum: see `LocalRule`; None where all are zero.
+        steps: c_k; None if all are one.
+        keep: see `LocalRule`; None if all are one.
+        momentum: see `LocalRule`; None if all are zero.
         assigned: see `LocalWork`.
     """
 
@@ -188,14 +188,14 @@ class Work(eqx.Module):
     assigned: bool = eqx.field(static=True)
 
     def plan(self, key: Key[Array, ""], ids: Int[Any, " cohort"]) -> LocalPlan:
-        """Draw the plan of some clients, without a leading axis if all clients have the same."""
+        """Sample the plan of some clients, without a leading axis if it is the same for all."""
         tau: Any = self.tau(key, ids)
         rule: Any = self.rows[self.rule(key, ids)]
         if np.shape(tau) != np.shape(rule):
             module = jnp if isinstance(rule, jax.Array) else np
             tau, rule = module.broadcast_arrays(tau, rule)
-        taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
-        weights, tables = taken.astype(self.norm.dtype), (self.steps, self.keep, self.momentum)
+        is_taken = np.arange(self.norm.shape[-1] - 1, dtype=np.int32) < tau[..., None]
+        weights, tables = is_taken.astype(self.norm.dtype), (self.steps, self.keep, self.momentum)
         steps, keep, momentum = (None if table is None else table[rule] for table in tables)
         plain = steps is keep is momentum is None
         steps = weights if steps is None else weights * steps
@@ -209,18 +209,18 @@ class Work(eqx.Module):
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How many local steps each client takes, and by which rule.
+    """The local steps and local optimisers of all clients.
 
-    Make one with `constant`, `fixed` or `uniform`.
+    Created by `constant`, `fixed` or `uniform`.
 
     Attributes:
         draw: (key, n) -> tau of every client, by a NumPy function; see `simfbo.sampling.keyed`.
-        tau_max: the largest tau that can be drawn.
+        tau_max: the largest possible tau.
         rules: the local optimiser of all clients, or one for each.
-        assigned: whether the server assigns the local work, and so knows all of it in advance.
-            Otherwise it learns ||a_i||_1 only from the clients that reply.
-        choose: (key, n) -> which of `rules` every client follows in this exchange, as positions in
-            the list, see `simfbo.sampling.keyed`; by default client i follows the i-th.
+        assigned: the server assigns the local work, and so knows all of it in advance. If False,
+            it learns ||a_i||_1 only from the clients that reply.
+        choose: (key, n) -> the index into `rules` for every client, by a NumPy function; see
+            `simfbo.sampling.keyed`. By default client i uses the i-th.
     """
 
     draw: Draw | Callable[[jax.Array, int], np.ndarray]
@@ -237,7 +237,7 @@ class LocalWork:
         _require_coefficients(self.tau_max, self._most.max())
 
     def __call__(self, key: jax.Array, n: int, clients: Any = slice(None)) -> LocalPlan:
-        """Draw the plan of all n clients, or of some, for the exchange of `key`."""
+        """Sample the plan of all n clients, or of some, for the exchange of `key`."""
         everyone = np.arange(n, dtype=np.int32)
         plan = keys.draw_on_host(self.resolved(n), key, everyone).plan(key, everyone)
         if not np.ndim(plan.tau):
@@ -245,7 +245,7 @@ class LocalWork:
         return jax.tree.map(np.asarray, plan)[clients]
 
     def resolved(self, n: int) -> Work:
-        """Prepare the local work of n clients; numbers that never change are drawn now."""
+        """Prepare the local work of n clients; constant numbers are sampled immediately."""
         rules, key, everyone = self._listed, jax.random.key(0), np.arange(n, dtype=np.int32)
         if self.choose is None and len(rules) not in (1, n):
             raise UserError(
@@ -268,45 +268,47 @@ class LocalWork:
             return SameForAll(int(draw.numbers[0])) if same else draw
 
         tau = prepared(
-            self.draw, range(1, self.tau_max + 1),
+            self.draw,
+            range(1, self.tau_max + 1),
             f"Numbers of local steps must lie between 1 and {self.tau_max}, one for each of {n} "
             "clients.",
-        )  # fmt: skip
-        own = PerClient(everyone) if len(rules) > 1 else SameForAll(0)
+        )
+        default = PerClient(everyone) if len(rules) > 1 else SameForAll(0)
         rule = prepared(
-            self.choose or own, range(len(rules)),
+            self.choose or default,
+            range(len(rules)),
             f"Choose one of {len(rules)} local rules for each of {n} clients, by positions from 0 "
             f"to {len(rules) - 1}.",
-        )  # fmt: skip
+        )
         if isinstance(tau, SameForAll | PerClient) and isinstance(rule, SameForAll | PerClient):
             _require_coefficients(tau(key, everyone), self._most[rule(key, everyone)])
         else:
             _require_coefficients(self.tau_max, self._most.min())
-        different = list(dict.fromkeys(rules))
-        rows = np.array([different.index(rule) for rule in rules], np.int32)
-        norm, steps, keep, momentum = _tables(different, self.tau_max)
+        distinct = list(dict.fromkeys(rules))
+        rows = np.array([distinct.index(rule) for rule in rules], np.int32)
+        norm, steps, keep, momentum = _tables(distinct, self.tau_max)
         return Work(tau, rule, rows, norm, steps, keep, momentum, self.assigned)
 
     @property
     def _listed(self) -> tuple[Any, ...]:
         rules: Any = self.rules
-        alone = isinstance(rules, LocalRule) or not isinstance(rules, Sequence)
-        return (rules,) if alone else tuple(rules)
+        is_single = isinstance(rules, LocalRule) or not isinstance(rules, Sequence)
+        return (rules,) if is_single else tuple(rules)
 
     @property
     def _most(self) -> np.ndarray:
-        """Return the largest tau that each listed rule has coefficients for."""
+        """The largest tau for which each listed rule has coefficients."""
         return np.array([len(rule.steps) or np.inf for rule in self._listed])
 
 
 def _tables(rules: Sequence[LocalRule], tau_max: int) -> tuple[Any, ...]:
-    """Tabulate the norms, steps, keep and momentum of different rules; see `Work`."""
+    """Tabulate the norms, steps, keep and momentum of distinct rules; see `Work`."""
     steps, norm = np.ones((len(rules), tau_max)), np.zeros((len(rules), tau_max + 1))
     for row, rule in zip(steps, rules, strict=True):
         row[: len(rule.steps)] = rule.steps[:tau_max]
     keep, momentum = np.array([rule[:2] for rule in rules]).T
     m = np.zeros(len(rules))
-    for k in range(tau_max):  # the recursion on top, all directions being one
+    for k in range(tau_max):  # the recursion at the top of this file, with unit directions
         m = momentum * m + steps[:, k]
         norm[:, k + 1] = keep * norm[:, k] + m
     return (
@@ -318,11 +320,11 @@ def _tables(rules: Sequence[LocalRule], tau_max: int) -> tuple[Any, ...]:
 
 
 def _require_coefficients(tau: Any, most: Any) -> None:
-    """Raise if a client takes more steps than its rule has coefficients for."""
+    """Raise if a client takes more steps than its rule has coefficients."""
     tau, most = map(np.ravel, np.broadcast_arrays(tau, most))
-    if (short := tau > most).any():
+    if (over := tau > most).any():
         raise UserError(
-            f"{most[short][0]:.0f} local coefficients are given for up to {tau[short][0]} steps: "
+            f"{most[over][0]:.0f} local coefficients are given for up to {tau[over][0]} steps: "
             "give one per step."
         )
 
@@ -362,8 +364,8 @@ def fixed(
         taus: tau of every client.
         rules: the local optimiser of all clients, or a list with one for each.
         assigned: see `LocalWork`.
-        rules_every_round: in every round each client draws one of `rules`, uniformly, instead of
-            following its own; the list may then have any length.
+        rules_every_round: sample one of `rules` uniformly for each client in every round; the list
+            may then have any length.
 
     Example:
         >>> work = fixed([1, 2, 2], rules=[sgd(), momentum(0.5), proximal(0.5)])
@@ -387,14 +389,14 @@ def uniform(
     assigned: bool = True,
     rules_every_round: bool = False,
 ) -> LocalWork:
-    """Client i takes tau_i local steps, drawn uniformly from {low..high}.
+    """Client i takes tau_i local steps, sampled uniformly from {low..high}.
 
     Args:
         low: the fewest steps.
         high: the most steps.
         rules: the local optimiser of all clients, or one for each; see `fixed`.
-        every_round: draw tau_i again in every round; by default once per run, from `seed`.
-        seed: of the draw once per run.
+        every_round: sample tau_i in every round; by default once per run, from `seed`.
+        seed: for sampling once per run.
         assigned: see `LocalWork`.
         rules_every_round: see `fixed`.
     """
@@ -410,7 +412,7 @@ def uniform(
 
 
 def _any_of(rules: Rules, every_round: bool) -> Draw | None:
-    """Return the draw of one of the rules for each client, if it takes place in every round."""
+    """Return a draw of one of the rules for each client; None without sampling in every round."""
     if not every_round:
         return None
     count = 1 if isinstance(rules, LocalRule) else len(rules)

@@ -1,7 +1,6 @@
-"""The memory of stateful clients: one array per leaf, client after client.
+"""The memory of stateful clients in engines on this machine: an array per leaf, by client.
 
-The engines on this machine keep it here; on other machines every node keeps that of its clients
-(`simfbo.flower.memory`).
+On other machines every node stores the memory of its clients (`simfbo.flower.memory`).
 """
 
 from typing import Any
@@ -13,11 +12,11 @@ import numpy as np
 from simfbo.core.problem import PyTree
 from simfbo.core.trees import on_device
 
-Rows = Any  # of clients: an array of NumPy's outside of a trace, of JAX's inside
+Rows = Any  # a NumPy array or, in a trace, a JAX array, by client
 
 
 def fresh(initial: PyTree, clients: int) -> PyTree:
-    """Repeat the initial memory of a client for each of `clients`.
+    """Repeat the initial memory of a client for all clients.
 
     Example:
         >>> fresh({"y": np.zeros(2)}, 3)["y"].shape
@@ -34,17 +33,17 @@ def rows_of(memory: PyTree, ids: Rows) -> PyTree:
 def kept(memory: PyTree, rows: PyTree, ids: Rows, admitted: Rows | None) -> PyTree:
     """Update the memory after an exchange.
 
-    A client that was sampled more than once keeps the memory of its last draw.
+    For a client that was sampled more than once, the last occurrence counts.
 
     Args:
         memory: of all clients, before the exchange.
         rows: of the cohort after it, by position.
         ids: the cohort, ascending.
-        admitted: whether each reply counts; None if all do.
+        admitted: a mask of the replies; None if all are admitted.
     """
     count = len(jax.tree.leaves(memory)[0])
     ids = jnp.asarray(ids)
-    ends = jnp.append(ids[1:] != ids[:-1], True)
-    keeps = ends if admitted is None else ends & jnp.asarray(admitted)
-    places = jnp.where(keeps, ids, count)
-    return jax.tree.map(lambda a, b: a.at[places].set(b, mode="drop"), memory, rows)
+    is_last = jnp.append(ids[1:] != ids[:-1], True)
+    updated = is_last if admitted is None else is_last & jnp.asarray(admitted)
+    indices = jnp.where(updated, ids, count)  # out of bounds are dropped
+    return jax.tree.map(lambda a, b: a.at[indices].set(b, mode="drop"), memory, rows)

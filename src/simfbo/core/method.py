@@ -1,4 +1,4 @@
-"""A method is data: its numbers are inputs of compiled programs, the rest selects the program."""
+"""Methods as data: their numbers are inputs of compiled programs, the rest selects the program."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ from simfbo.errors import UserError
 
 
 class BoundStep:
-    """A client step of a method, or of another module whose numbers it uses: a pytree.
+    """A client step bound to a method or another module, as a pytree.
 
     Attributes:
-        step: the marked function, which takes the module first.
-        module: whose it is.
+        step: the marked function of (module, payload, client).
+        module: the method or module.
     """
 
     __slots__ = ("module", "step")
@@ -35,7 +35,7 @@ class BoundStep:
 
     @property
     def uncoded(self) -> bool:
-        """Return whether its messages are sent without codecs."""
+        """Whether its messages are sent without codecs."""
         return self.step.uncoded
 
     def __call__(self, payload: PyTree, client: Client) -> PyTree:
@@ -53,8 +53,8 @@ jax.tree_util.register_pytree_node(
 class client_step:
     """Mark a method of a class as a client step: (self, payload, client) -> message.
 
-    Its name is its name in the ledger and in requests to other machines, which run marked methods
-    only.
+    The name of the method identifies the step in the ledger and in requests to other machines,
+    which run marked methods only.
     """
 
     def __init__(self, function: Callable[..., PyTree], uncoded: bool = False) -> None:
@@ -62,7 +62,7 @@ class client_step:
 
         Args:
             function: the method.
-            uncoded: whether its messages, which measure something, are sent without codecs.
+            uncoded: send its messages without codecs, as for measurements.
         """
         self.function, self.uncoded = function, uncoded
         self.__doc__ = function.__doc__
@@ -73,23 +73,23 @@ class client_step:
 
 
 class Method(eqx.Module):
-    """A federated bilevel method: its settings, its client steps, and what the server does.
+    """A federated bilevel method: settings, client steps and server steps.
 
-    A field is a number, or a pytree of numbers, and then an input of every compiled program; or it
-    is declared with `eqx.field(static=True)` and selects the program. Other numbers compile
-    nothing. A subclass has `init`, `round` and client steps, which are marked with `client_step`;
-    most need nothing else of what follows.
+    A field is a number or a pytree of numbers, and an input of every compiled program; or it is
+    declared with `eqx.field(static=True)` and selects the program. A change of numbers needs no
+    compilation. A subclass defines `init`, `round` and client steps, which are marked with
+    `client_step`; the other methods are optional.
 
     Attributes:
-        name: that reports and figures show; that of the class by default.
-        known_violations: laws of `simfbo.checks` that it breaks by construction, with the reasons.
+        name: in reports and figures; by default that of the class.
+        known_violations: laws of `simfbo.checks` that do not hold by construction, with reasons.
         residuals: the channels of sums that vanish at the solution, by the name of the client step,
-            as in `{"simfbo_step": "xyv"}`; the verdict on a run is based on them.
-        needs_unmodified_sums: whether the server must receive messages once and unchanged, because
-            it keeps account of the clients' memory: no aggregator, lossy codec, momenta, clipping
-            or client that is sampled twice in a round.
-        is_personal: whether every client has a lower variable of its own.
-        asks_again: whether one cohort is asked several times, as by what measures step sizes.
+            as in `{"simfbo_step": "xyv"}`, for the verdict on convergence.
+        needs_unmodified_sums: the server must receive messages once and unchanged, because its
+            state depends on the clients' memory: no aggregator, lossy codec, momenta, clipping or
+            repeated clients in a cohort.
+        is_personal: every client has a personal lower variable.
+        asks_again: a cohort takes part in several exchanges, as for measurements of step sizes.
     """
 
     name: ClassVar[str] = "Method"
@@ -111,7 +111,7 @@ class Method(eqx.Module):
 
     @abstractmethod
     def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
-        """Return the state after one more iteration; each `federation.sum` is one exchange."""
+        """Return the state after one iteration; each `federation.sum` is one exchange."""
 
     def point(self, state: Any) -> Point[PyTree]:
         """Return x, y and v of a state; v is None for a method without one."""
@@ -119,11 +119,11 @@ class Method(eqx.Module):
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:
-        """Return every client step that `round` hands to the federation, by name."""
+        """All client steps that `round` passes to the federation, by name."""
         return marked(self)
 
     def client_memory(self, x: PyTree, y: PyTree) -> PyTree:
-        """Return the memory of a client before it first takes part; None for stateless clients.
+        """Return the initial memory of a client; None for stateless clients.
 
         Client steps of a method with memory return `WithMemory`.
         """
@@ -131,19 +131,19 @@ class Method(eqx.Module):
 
     @property
     def has_memory(self) -> bool:
-        """Return whether its clients are stateful."""
+        """Whether clients are stateful."""
         return type(self).client_memory is not Method.client_memory
 
     def client_y(self, memory: PyTree) -> PyTree:
-        """Return y_i from the memory of a client, where the lower level is personal."""
+        """Return y_i from the memory of a client, if the lower level is personal."""
         return memory.y
 
     def evaluation_point(self, state: Any) -> Point[PyTree]:
-        """Return x and y as clients that evaluate a state receive them."""
+        """Return the x and y that clients receive for an evaluation."""
         return self.point(state)
 
     def counters(self, state: Any) -> dict[str, int]:
-        """Return counts that a record shows besides its metrics."""
+        """Return counts for the records of the history."""
         projected = getattr(state, "projected", None)
         return {} if projected is None else {"projected": int(projected)}
 
@@ -152,32 +152,32 @@ class Method(eqx.Module):
         return None
 
     def prepare(self, state: Any, federation: Federation, key: jax.Array) -> Any:
-        """Return the state before the first round, where something is to be measured first.
+        """Update the initial state by measurements before the first round.
 
         `run` calls it once, and `conclude` after the last round; both run on the host.
         """
         return state
 
     def conclude(self, state: Any, federation: Federation, key: jax.Array) -> Any:
-        """Return the state after the last round."""
+        """Update the state after the last round."""
         return state
 
     def __check_init__(self) -> None:
         _require_numbers(self)
-        for field in fields(self):  # also those that are static
+        for field in fields(self):  # including static fields
             _require_no_array(f"{type(self).__name__}.{field.name}", getattr(self, field.name))
 
 
 def _inner(name: str) -> Any:
-    """Return a property that is the inner method's."""
+    """Return a property that delegates to the inner method."""
     return property(lambda self: getattr(self.inner, name))
 
 
 class Wrapper(Method):
-    """A method that changes another one; where it says nothing else, it is like that one.
+    """A method that modifies another one; by default everything is delegated.
 
     Attributes:
-        inner: the other method.
+        inner: the wrapped method.
     """
 
     inner: Method
@@ -195,11 +195,11 @@ class Wrapper(Method):
         return state
 
     def with_inner_state(self, state: Any, inner: Any) -> Any:
-        """Return a state with another part of the inner method."""
+        """Replace the inner method's part of a state."""
         return inner
 
     def view(self, state: Any, federation: Federation) -> Federation:
-        """Return the federation as the inner method sees it."""
+        """Return the federation for the inner method."""
         return federation
 
     def round(self, state: Any, federation: Federation, key: jax.Array) -> Any:
@@ -214,9 +214,9 @@ class Wrapper(Method):
         """Conclude the inner method."""
         return self._run(self.inner.conclude, state, federation, key)
 
-    def _run(self, part: Any, state: Any, federation: Federation, key: jax.Array) -> Any:
-        after = part(self.inner_state(state), self.view(state, federation), key)
-        return self.with_inner_state(state, after)
+    def _run(self, phase: Any, state: Any, federation: Federation, key: jax.Array) -> Any:
+        inner = phase(self.inner_state(state), self.view(state, federation), key)
+        return self.with_inner_state(state, inner)
 
     def init(self, x: PyTree, y: PyTree) -> Any:
         """Return the inner method's initial state."""
@@ -243,12 +243,12 @@ class Wrapper(Method):
         return self.inner.counters(self.inner_state(state))
 
     def evidence(self, state: Any) -> dict[str, float] | None:
-        """Return what the inner method measured."""
+        """Return the inner method's measurements of convergence."""
         return self.inner.evidence(self.inner_state(state))
 
 
 class WrappedStep(eqx.Module):
-    """A client step that changes another one, whose name it has."""
+    """A client step that modifies another one and has its name."""
 
     step: ClientStep = eqx.field(converter=lambda step: as_module(step))
 
@@ -258,7 +258,7 @@ class WrappedStep(eqx.Module):
 
     @property
     def uncoded(self) -> bool:
-        """Return whether messages are sent without codecs."""
+        """Whether messages are sent without codecs."""
         return is_uncoded(self.step)
 
 
@@ -273,7 +273,7 @@ class Closure(eqx.Module):
 
     @property
     def uncoded(self) -> bool:
-        """Return whether its messages are sent without codecs."""
+        """Whether messages are sent without codecs."""
         return getattr(self.function, "uncoded", False)
 
     def __call__(self, payload: PyTree, client: Client) -> PyTree:
@@ -282,22 +282,22 @@ class Closure(eqx.Module):
 
 
 def as_module(step: ClientStep) -> Any:
-    """Return a client step as a pytree whose leaves are its numbers."""
+    """Convert a client step to a pytree with its numbers as leaves."""
     return step if isinstance(step, eqx.Module | BoundStep) else Closure(step)
 
 
 def is_uncoded(step: ClientStep) -> bool:
-    """Return whether the messages of a client step, which measures, are sent without codecs."""
+    """Check if the messages of a client step are sent without codecs, as for measurements."""
     return getattr(step, "uncoded", False)
 
 
 class Parts(NamedTuple):
-    """A method or client step in two parts: what selects a program, and what the program is given.
+    """A method or client step in two parts: the key of a program and the program's inputs.
 
     Attributes:
-        structure: all but the numbers.
+        structure: everything except the numbers.
         numbers: as Python floats, or traced. So 1, 0.1, np.float64(0.1) and jnp.asarray(0.1) are
-            inputs of one program, and none of them promotes the dtype of a state.
+            inputs of the same program, and none of them promotes the dtype of a state.
     """
 
     structure: Any
@@ -305,7 +305,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, module: Any) -> Self:
-        """Divide a method or client step."""
+        """Split a method or client step."""
         leaves, structure = jax.tree.flatten(module)
         try:
             numbers = [leaf if isinstance(leaf, Tracer) else float(leaf) for leaf in leaves]
@@ -315,17 +315,17 @@ class Parts(NamedTuple):
         return cls(structure, tuple(numbers))
 
     def joined(self) -> Any:
-        """Return the method or client step."""
+        """Restore the method or client step."""
         return jax.tree.unflatten(self.structure, self.numbers)
 
 
 def marked(*modules: eqx.Module) -> dict[str, ClientStep]:
-    """Return the client steps of some modules, by name."""
+    """Return the client steps of some modules by name."""
     return {
-        name: getattr(one, name)
-        for one in modules
-        for name in dir(type(one))
-        if isinstance(getattr(type(one), name), client_step)
+        name: getattr(module, name)
+        for module in modules
+        for name in dir(type(module))
+        if isinstance(getattr(type(module), name), client_step)
     }
 
 
@@ -348,7 +348,7 @@ def _require_no_array(name: str, value: Any) -> None:
 
 
 def require_unmodified_sums(method: Method, what: str) -> None:
-    """Raise if a method needs unmodified sums, which something makes impossible."""
+    """Raise if a method needs unmodified sums, but `what` modifies them."""
     if method.needs_unmodified_sums:
         raise UserError(
             f"{method.name} keeps account of the memory of its clients, which {what} would "

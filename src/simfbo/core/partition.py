@@ -13,52 +13,52 @@ Rows = list[np.ndarray]
 
 
 def iid(samples: int, clients: int, seed: int = 0) -> Rows:
-    """Deal the samples at random, as evenly as possible.
+    """Distribute the samples at random, as evenly as possible.
 
     Example:
         >>> [len(rows) for rows in iid(samples=10, clients=3)]
         [4, 3, 3]
     """
-    _enough(samples, clients)
+    _require_enough(samples, clients)
     return np.array_split(seed_rng(seed, Purpose.PARTITION).permutation(samples), clients)
 
 
 def shards(labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0) -> Rows:
-    """Sort the samples by label, cut them into equal shards, and deal `per_client` to each client.
+    """Sort the samples by label, split them into equal shards, and assign `per_client` to each.
 
-    McMahan et al. (2017): with two shards most clients see two labels.
+    McMahan et al. (2017): with two shards most clients have two labels.
     """
-    _enough(len(labels), clients * per_client)
+    _require_enough(len(labels), clients * per_client)
     rng = seed_rng(seed, Purpose.PARTITION)
-    cuts = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
-    deal = rng.permutation(len(cuts)).reshape(clients, per_client)
-    return [np.concatenate([cuts[shard] for shard in hand]) for hand in deal]
+    parts = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
+    assignment = rng.permutation(len(parts)).reshape(clients, per_client)
+    return [np.concatenate([parts[shard] for shard in shards]) for shards in assignment]
 
 
 def dirichlet(
     labels: np.ndarray, clients: int, alpha: float = 0.5, minimum: int = 2, seed: int = 0
 ) -> Rows:
-    """Draw the clients' shares of every label from a Dirichlet distribution.
+    """Sample the clients' shares of every label from a Dirichlet distribution.
 
-    Hsu et al. (2019): the samples of each label are dealt in proportions ~ Dir(alpha). A small
-    alpha gives clients with few labels and unequal sizes. The draw is repeated until every client
-    has `minimum` samples.
+    Hsu et al. (2019): the samples of each label are distributed in proportions ~ Dir(alpha). A
+    small alpha gives clients with few labels and unequal sizes. Sampling is repeated until every
+    client has `minimum` samples.
     """
-    _enough(len(labels), clients * minimum)
+    _require_enough(len(labels), clients * minimum)
     if alpha <= 0:
         raise UserError(f"The Dirichlet alpha must be positive, got {alpha}.")
     rng = seed_rng(seed, Purpose.PARTITION)
     for _ in range(100):
-        hands: list[Rows] = [[] for _ in range(clients)]
+        parts_by_client: list[Rows] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             rows = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(clients, alpha))
             cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
-            for hand, part in zip(hands, np.split(rows, cuts), strict=True):
-                hand.append(part)
-        parts = [np.concatenate(hand) for hand in hands]
-        if min(map(len, parts)) >= minimum:
-            return parts
+            for parts, part in zip(parts_by_client, np.split(rows, cuts), strict=True):
+                parts.append(part)
+        rows_by_client = [np.concatenate(parts) for parts in parts_by_client]
+        if min(map(len, rows_by_client)) >= minimum:
+            return rows_by_client
     raise UserError(
         f"No Dirichlet draw with alpha={alpha} left {minimum} samples for each of {clients} "
         "clients: raise alpha or use fewer clients."
@@ -66,7 +66,7 @@ def dirichlet(
 
 
 def by_user(users: Sequence[object] | np.ndarray) -> Rows:
-    """Make every distinct user id a client, in the order of the sorted ids.
+    """Create a client for every distinct user id, in the order of the sorted ids.
 
     Example:
         >>> [rows.tolist() for rows in by_user(["ann", "bob", "ann"])]
@@ -82,7 +82,7 @@ def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
 
     Args:
         parts: each client's rows.
-        upper: the share that goes to the upper part.
+        upper: the share of the upper part.
         seed: of the random order.
 
     Returns:
@@ -99,6 +99,6 @@ def halve(parts: Rows, upper: float = 0.5, seed: int = 0) -> tuple[Rows, Rows]:
     return [part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs]
 
 
-def _enough(samples: int, needed: int) -> None:
+def _require_enough(samples: int, needed: int) -> None:
     if needed < 1 or samples < needed:
         raise UserError(f"{samples} samples cannot fill {needed} places: use fewer clients.")

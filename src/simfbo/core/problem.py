@@ -2,8 +2,8 @@
 
     min_x  sum_i p_i f_i(x, y*(x))    s.t.    y*(x) = argmin_y  sum_i p_i g_i(x, y)
 
-A user writes the two losses; everything else is derived here with JAX products. No Hessian is
-ever formed. The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
+Users write the two losses; all derivatives are products computed by JAX, without forming Hessians.
+The sign of v is that of  grad^2_yy G v = grad_y F  everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +29,11 @@ class BilevelProblem(NamedTuple):
     `lower` should be strongly convex in y: add `lambda/2 ||y||^2` to it.
 
     Attributes:
-        upper: f, what x is chosen for, on the clients' upper (validation) data.
-        lower: g, what y minimises for a given x, on the clients' lower (training) data.
+        upper: f, minimised over x, on the clients' upper (validation) data.
+        lower: g, minimised over y for a given x, on the clients' lower (training) data.
         lower_level: "shared": one y for all clients, y*(x) = argmin sum_i p_i g_i(x, y).
-            "private": each client has its own, y_i*(x) = argmin g_i(x, y), which never leaves it.
+            "private": a personal y for each client, y_i*(x) = argmin g_i(x, y), which is never
+            sent.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,7 +52,7 @@ class BilevelProblem(NamedTuple):
 class Point(NamedTuple, Generic[T]):
     """One value for each of the three variables: an iterate, a direction, a step size, a rule.
 
-    A message names in this way what it carries; a variable that it leaves out is None.
+    In a message it names the channels; absent variables are None.
 
     Attributes:
         x: for the upper variable.
@@ -69,7 +70,7 @@ class Point(NamedTuple, Generic[T]):
 
 
 def point_of(message: PyTree) -> Point[PyTree]:
-    """Return the `Point` in a message: the message itself or, of a tuple, its first `Point`.
+    """Return the `Point` in a message: the message itself or the first `Point` in a tuple.
 
     Example:
         >>> point_of((Point(y=2.0), 3.0))
@@ -85,21 +86,21 @@ CHANNELS = Point._fields
 
 
 def channel(path: Sequence[Any]) -> str | None:
-    """Return the channel of a message's leaf: the first of its names that is x, y or v.
+    """Return the channel of a leaf in a message: the first name in its path that is x, y or v.
 
     Example:
         >>> message = (Point(x={"v": 1.0}, v=2.0), 3.0)
         >>> [channel(path) for path, _ in jax.tree.leaves_with_path(message)]
         ['x', 'v', None]
     """
-    found = (getattr(key, "name", None) for key in path)
-    return next((name for name in found if name in CHANNELS), None)
+    names = (getattr(key, "name", None) for key in path)
+    return next((name for name in names if name in CHANNELS), None)
 
 
 class Weighted(NamedTuple):
-    """A batch whose samples count with the given weights (they sum to one).
+    """A batch of weighted samples; the weights sum to one.
 
-    It makes full batches exact where clients hold unequal numbers of samples: padding weighs zero.
+    Full batches of clients with unequal numbers of samples are padded, with zero weights.
     """
 
     samples: PyTree
@@ -107,12 +108,12 @@ class Weighted(NamedTuple):
 
 
 def evaluate(loss: Loss, x: PyTree, y: PyTree, batch: PyTree) -> jax.Array:
-    """Return `loss(x, y, batch)`; for a `Weighted` batch, the weighted mean over its samples."""
+    """Compute `loss(x, y, batch)`; for a `Weighted` batch, the weighted mean over its samples."""
     return average(lambda samples: call_loss(loss, x, y, samples), batch)
 
 
 def average(mean: Callable[[PyTree], jax.Array], batch: PyTree) -> jax.Array:
-    """Return a mean over samples; for a `Weighted` batch, with their weights."""
+    """Compute a mean over samples; for a `Weighted` batch, the weighted mean."""
     if not isinstance(batch, Weighted):
         return mean(batch)
     singles = jax.tree.map(lambda a: a[:, None], batch.samples)
@@ -136,10 +137,10 @@ def grad_lower_y(problem: BilevelProblem, x: PyTree, y: PyTree, batch: PyTree) -
 
 
 def slope(problem: BilevelProblem, x: PyTree, y: PyTree, v: PyTree, batch: PyTree) -> jax.Array:
-    """Return <grad_y g(x, y), v>, by one forward pass.
+    """Compute <grad_y g(x, y), v> in forward mode.
 
-    Its gradient, taken in reverse, holds both second-order products: grad^2_yy g v towards y and
-    grad^2_xy g v towards x.
+    Its gradient in reverse mode has both second-order products: grad^2_yy g v with respect to y,
+    grad^2_xy g v with respect to x.
     """
     return jax.jvp(lambda y: evaluate(problem.lower, x, y, batch), (y,), (v,))[1]
 
@@ -186,8 +187,8 @@ def directions(
         value, slope = jax.jvp(lambda y: evaluate(problem.lower, x, y, lower), (y,), (v,))
         return value, slope - evaluate(problem.upper, x, y, upper)
 
-    # One graph serves all three: asked for grad_y g separately, XLA would compute g's
-    # features again (docs/explanation-performance.md). Each of its two outputs is transposed
+    # One graph for all three directions: with a separate grad_y g, XLA would compute g's
+    # features twice (docs/explanation-performance.md). Each of its two outputs is transposed
     # by itself: a cotangent of zero for the other would be multiplied through.
     (value, _), push = jax.linearize(scalars, x, y)
     _, d_y = jax.linear_transpose(lambda *dz: push(*dz)[0], x, y)(jnp.ones_like(value))
@@ -204,7 +205,7 @@ def independent_directions(
     psi: Batches,
     xi: Batches,
 ) -> Point[PyTree]:
-    """Compute the three directions, each from batches of its own, as the paper writes them.
+    """Compute the three directions from separate batches, as in the paper.
 
     Args:
         problem: the two losses.

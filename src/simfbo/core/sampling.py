@@ -1,11 +1,11 @@
-"""Samplers: the clients that take part in a round, and their weights.
+"""Samplers: the cohort of a round, and its weights.
 
 The weights of a cohort make every weighted sum unbiased:
 
     E sum_{i in C} w_i z_i = sum_i p_i z_i
 
-A `Sampler` draws in JAX, inside the compiled rounds. A NumPy function (key, p) -> Cohort works too:
-rounds then run one at a time, unless it is declared with `keyed` or `constant`.
+A `Sampler` runs in JAX, inside the compiled rounds. It can also be a NumPy function (key, p) ->
+Cohort: rounds then run one at a time, unless it is declared with `keyed` or `constant`.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Cohort(NamedTuple):
     weights: Float[Any, " cohort"]
 
     def is_everyone(self, n: int) -> bool:
-        """Return whether all n clients certainly take part once; in a trace this can be unknown."""
+        """Check if the cohort has all n clients once; False if that is unknown in a trace."""
         ids = self.ids
         return isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(n))
 
 
 class Sampler(eqx.Module):
-    """Draws cohorts in JAX; write a subclass for a sampler of your own.
+    """The base class of samplers in JAX.
 
     Attributes:
-        repeats: whether a cohort can hold a client twice, as far as is known.
-        static: whether all cohorts are the same.
+        repeats: a cohort can have a client twice.
+        static: all cohorts are the same.
     """
 
     repeats: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Sampler(eqx.Module):
 
     @abstractmethod
     def __call__(self, key: Key[Array, ""], p: Float[Any, " n"]) -> Cohort:
-        """Draw a cohort, in ascending order, from clients with weights p_i."""
+        """Sample a cohort, in ascending order, from clients with weights p_i."""
 
 
 class Everyone(Sampler):
@@ -147,24 +147,25 @@ class HostSampler(HostDraw, Sampler):
         if weights.shape != ids.shape:
             raise UserError("The sampler must return one weight per client.")
         if self.size not in (None, len(ids)):
-            raise UserError(f"The sampler drew {len(ids)} clients: it was declared to draw "
-                            f"{self.size}.")  # fmt: skip
+            raise UserError(
+                f"The sampler drew {len(ids)} clients: it was declared to draw {self.size}."
+            )
         order = np.argsort(ids, kind="stable")
         return Cohort(ids[order].astype(np.int32), weights[order])
 
     def like(self, clients: Any) -> Cohort | None:
-        """Return the shapes of a cohort, if its size is declared."""
+        """Return the shapes of a cohort if its size is declared."""
         if self.size is None:
             return None
-        kinds = jnp.int32, clients.dtype
-        return Cohort(*(jax.ShapeDtypeStruct((self.size,), kind) for kind in kinds))
+        dtypes = jnp.int32, clients.dtype
+        return Cohort(*(jax.ShapeDtypeStruct((self.size,), dtype) for dtype in dtypes))
 
 
 AnySampler = Sampler | Callable[[jax.Array, np.ndarray], Cohort]
 
 
 def as_sampler(sampler: AnySampler, p: Float[np.ndarray, " n"]) -> Sampler:
-    """Wrap a NumPy function as a sampler; the cohort of a constant one is drawn now."""
+    """Wrap a NumPy function as a sampler; a constant one is called immediately."""
     if isinstance(sampler, Sampler):
         return sampler
     on_host = HostSampler(sampler, getattr(sampler, "size", None))
@@ -203,9 +204,9 @@ def everyone() -> Sampler:
 
 
 def without_replacement(size: int) -> Sampler:
-    """P = `size` distinct clients, drawn uniformly, with weights (n/P) p_i.
+    """P = `size` distinct clients, sampled uniformly, with weights (n/P) p_i.
 
-    Variance of the weighted sum: (n-P)/(P(n-1)) times the clients' own; zero at P = n.
+    The variance of the weighted sum is (n-P)/(P(n-1)) times that between clients; zero for P = n.
 
     Example:
         >>> import jax, numpy as np
@@ -219,7 +220,7 @@ def without_replacement(size: int) -> Sampler:
 def with_replacement(size: int) -> Sampler:
     """P = `size` independent uniform draws, each with weight (n/P) p_i.
 
-    Variance of the weighted sum: 1/P times the clients' own.
+    The variance of the weighted sum is 1/P times that between clients.
     """
     return WithReplacement(size)
 
@@ -227,8 +228,8 @@ def with_replacement(size: int) -> Sampler:
 def drop_out(rate: float) -> DropOut:
     """Simulate drop-outs: each sampled client fails to reply with probability `rate`.
 
-    A drop-out depends on the exchange and the client, never on the rest of the cohort. Pass the
-    result as `absence` to an engine.
+    A drop-out depends only on the exchange and the client. Pass the result as `absence` to an
+    engine.
 
     Example:
         >>> import jax, numpy as np

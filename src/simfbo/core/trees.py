@@ -10,7 +10,7 @@ from simfbo.core.problem import PyTree, Scalar
 
 
 def on_device(tree: PyTree) -> PyTree:
-    """Convert all leaves to JAX arrays on the host, without compiling anything."""
+    """Convert all leaves to JAX arrays without compilation."""
 
     def put(leaf: object) -> jax.Array:
         if isinstance(leaf, jax.Array):
@@ -22,7 +22,7 @@ def on_device(tree: PyTree) -> PyTree:
 
 
 def host_zeros(tree: PyTree) -> PyTree:
-    """Return zeros of the tree's shapes and dtypes as JAX arrays, outside of a trace."""
+    """Return zeros of the tree's shapes and dtypes as concrete JAX arrays."""
     return on_device(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), tree))
 
 
@@ -67,7 +67,7 @@ def host_norm(tree: PyTree) -> float:
 
 
 def names(tree: PyTree) -> list[str]:
-    """Return the names of a tree's leaves, which messages and files use.
+    """Return the names of a tree's leaves in messages and files.
 
     Example:
         >>> from simfbo.core.problem import Point

@@ -1,4 +1,4 @@
-"""Checks of losses, samples and starting points, whose errors say what to change."""
+"""Validation of losses, samples and starting points."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -12,20 +12,20 @@ import numpy as np
 from simfbo.errors import UserError, brief, plain
 
 PyTree = Any
-_MOST = 6  # sizes tried for each axis
+_MAX_SIZES = 6  # tried for each axis
 _NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, texts, dates
 
 
 class _Unquoted(str):
-    """A text that a pytree shows without quotes."""
+    """A string without quotes in the representation of a pytree."""
 
     __repr__ = str.__str__
 
 
 def call_loss(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTree) -> Any:
-    """Return `loss(x, y, batch)`; raise with the shapes if it fails or returns no single number.
+    """Compute `loss(x, y, batch)`; raise with the shapes if it fails or is not a scalar.
 
-    The checks cost nothing in a compiled program: they run while the loss is traced.
+    The checks run while the loss is traced, and have no cost in a compiled program.
     """
     name = getattr(loss, "__name__", "<lambda>")
     name = "A loss" if name == "<lambda>" else f"The loss '{name}'"
@@ -34,16 +34,16 @@ def call_loss(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTree) -> 
     except UserError:
         raise
     except (TypeError, ValueError, IndexError) as error:
-        why = plain(str(error).split("\n")[0].rstrip("."), 200)
+        reason = plain(str(error).split("\n")[0].rstrip("."), 200)
         if isinstance(error, jax.errors.JAXTypeError):
-            why += " (write it with jax.numpy, on arrays throughout)"
+            reason += " (write it with jax.numpy, on arrays throughout)"
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), (x, y, batch)
         )
         texts = jax.tree.map(lambda a: _Unquoted(f"{a.dtype}{list(a.shape)}"), shapes)
         x_text, y_text, batch_text = (plain(str(text), 150) for text in texts)
         raise UserError(
-            f"{name} fails: {why}. Here x0 is {x_text}, y0 {y_text}, the samples {batch_text}"
+            f"{name} fails: {reason}. Here x0 is {x_text}, y0 {y_text}, the samples {batch_text}"
             f"{_suggested_shape(loss, *shapes)}."
         ) from error
     if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
@@ -53,7 +53,7 @@ def call_loss(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTree) -> 
 
 
 def _suggested_shape(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTree) -> str:
-    """Name the only other shape of y0, or else of x0, for which a loss returns a number."""
+    """Suggest a shape of y0, or else of x0, if there is only one for which a loss is a scalar."""
 
     def works(x: PyTree, y: PyTree) -> bool:
         try:
@@ -66,11 +66,11 @@ def _suggested_shape(loss: Callable[..., Any], x: PyTree, y: PyTree, batch: PyTr
         if not isinstance(old, jax.ShapeDtypeStruct):  # a pytree
             continue
         for axes in dict.fromkeys((min(old.ndim, 2), 1, 2)):
-            shapes = list(product(sizes[:_MOST], repeat=axes))
+            shapes = list(product(sizes[:_MAX_SIZES], repeat=axes))
             arrays = [jax.ShapeDtypeStruct(shape, old.dtype) for shape in shapes]
-            fits = [a.shape for a in arrays if (works(x, a) if name == "y0" else works(a, y))]
-            if len(fits) == 1:
-                return f": {name} must be of shape {fits[0]}"
+            valid = [a.shape for a in arrays if (works(x, a) if name == "y0" else works(a, y))]
+            if len(valid) == 1:
+                return f": {name} must be of shape {valid[0]}"
     return ""
 
 
@@ -103,8 +103,8 @@ def require_alike(parts: Sequence[PyTree], clients: Sequence[int], name: str) ->
         require_arrays(part, f"Client {client}'s {name} samples")
     forms = [form(part) for part in parts]
     usual = Counter(forms).most_common(1)[0][0]
-    for client, part, found in zip(clients, parts, forms, strict=False):
-        if found != usual:
+    for client, part, part_form in zip(clients, parts, forms, strict=False):
+        if part_form != usual:
             others = describe_samples(parts[forms.index(usual)])
             raise UserError(
                 f"Client {client}'s {name} samples are {describe_samples(part)}, the others' "
@@ -128,7 +128,7 @@ def describe_samples(samples: PyTree) -> str:
 
 
 def rows_not_finite(samples: PyTree) -> np.ndarray:
-    """Find the rows that hold NaN or an infinite number; cheap if there are none."""
+    """Find the rows with NaN or infinite numbers; fast if there are none."""
     arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(samples)]
     floats = [array for array in arrays if array.dtype.kind == "f" and array.size]
     # The extremes of an array with NaN are NaN.
@@ -161,7 +161,7 @@ def variable(tree: PyTree, name: str) -> PyTree:
         array = _as_array(leaf)
         if array.dtype.kind in _NOT_NUMBERS:
             raise UserError(f"{name} holds {brief(leaf)}: give arrays of numbers.")
-        if array.dtype.kind in "biu" or not hasattr(leaf, "dtype"):  # also numbers of Python's
+        if array.dtype.kind in "biu" or not hasattr(leaf, "dtype"):  # includes Python numbers
             array = np.asarray(array, jnp.result_type(float))
         if not np.isfinite(np.asarray(array)).all():
             raise UserError(f"{name} holds NaN or infinite numbers: start from finite ones.")

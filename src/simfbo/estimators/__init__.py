@@ -2,7 +2,7 @@
 
 from simfbo.errors import require
 
-require("sklearn", "estimators")  # one clear sentence instead of an ImportError from a module below
+require("sklearn", "estimators")  # raises a UserError before the ImportError of a module below
 
 from simfbo.estimators._fair import FairClassifier, FairRegressor  # noqa: E402
 from simfbo.estimators._long_tail import LongTailClassifier  # noqa: E402

@@ -1,7 +1,6 @@
-"""What all estimators share: parameters, input validation, federated training, prediction.
+"""The base class of all estimators: parameters, input validation, federated training, prediction.
 
-SimFBO learns the hyperparameters of a model's training on the upper loss of one of the tasks
-(`simfbo.tasks`).
+SimFBO learns the hyperparameters of a model on the upper loss of one of the tasks (`simfbo.tasks`).
 """
 
 from functools import partial
@@ -93,68 +92,68 @@ class FederatedEstimator(BaseEstimator):
         self.track = track
 
     def _read(self, X: Data, y: Data, clients: Data, **others: Data) -> Table:
-        """Validate the parameters and the arguments of `fit`, and turn the table into numbers.
+        """Validate the parameters and the arguments of `fit`, and convert the table to numbers.
 
         Args:
             X: the table.
             y: the target.
             clients: as in `fit`.
-            others: further arguments of `fit` that hold a value per row or name a column.
+            others: further arguments of `fit`: a value per row, or the name of a column.
         """
         self._check_parameters()
-        features, given, self._named = take_named(X, {"clients": clients, **others})
-        (inputs, values), ledger = self._numbers(features, y, given["clients"])
+        features, arguments, self._named = take_named(X, {"clients": clients, **others})
+        (inputs, values), ledger = self._numbers(features, y, arguments["clients"])
         target, classes = self._encoded(values)
-        found = members("clients", given.pop("clients"), len(target))
+        owners = members("clients", arguments.pop("clients"), len(target))
         if clients is None:
             warn_of_one_client(4)
-        if self.cohort is not None and self.cohort > len(found.ids):
+        if self.cohort is not None and self.cohort > len(owners.ids):
             raise UserError(
-                f"A cohort of {self.cohort} cannot be sampled from {len(found.ids)} clients: "
+                f"A cohort of {self.cohort} cannot be sampled from {len(owners.ids)} clients: "
                 "lower cohort or omit it."
             )
-        return Table(inputs, target, classes, found, given, ledger)
+        return Table(inputs, target, classes, owners, arguments, ledger)
 
     def _numbers(self, X: Data, y: Data, clients: Data) -> tuple[Any, Ledger]:
-        """Return features and target as numbers, and what was exchanged for that."""
+        """Convert features and target to numbers; return them with the ledger of the exchanges."""
         rules: Any = {"dtype": np.float64, "ensure_min_samples": 2}
         rules["y_numeric"] = isinstance(self, RegressorMixin)
         if not has_text_or_gaps(X):
             self.preprocessing_ = None
             return validate_data(self, X, y, **rules), Ledger()
-        one = np.zeros(len(X)) if clients is None else clients
+        clients = np.zeros(len(X)) if clients is None else clients
         tabular = FederatedTabular(scale=False).set_output(transform="default")
-        self.preprocessing_ = tabular.fit(X, clients=one)
-        validate_data(self, X, skip_check_array=True)  # notes the columns
-        both = check_X_y(tabular.transform(X), y, estimator=self, **rules)
-        return both, tabular.ledger_.copied()
+        self.preprocessing_ = tabular.fit(X, clients=clients)
+        validate_data(self, X, skip_check_array=True)  # stores the names of the columns
+        pair = check_X_y(tabular.transform(X), y, estimator=self, **rules)
+        return pair, tabular.ledger_.copied()
 
     def _check_parameters(self) -> None:
-        """Validate the parameters that all estimators have."""
-        for name in ("rounds", "local_steps", *_given(self, "cohort", "batch_size")):
-            check_scalar(getattr(self, name), name, Integral, min_val=1)
+        """Validate the parameters of all estimators."""
+        for name in ("rounds", "local_steps", "cohort", "batch_size"):
+            value = getattr(self, name)
+            if value is not None or name in ("rounds", "local_steps"):
+                check_scalar(value, name, Integral, min_val=1)
         check_scalar(self.tol, "tol", Real, min_val=0)
         if not isinstance(self.steps, Point) and self.steps != "auto":
             raise UserError(f"steps must be 'auto' or simfbo.Point(...), got {self.steps!r}.")
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the target as numbers, and the number of classes."""
+        """Convert the target to numbers; return it with the number of classes."""
         raise NotImplementedError
 
     def _seed(self) -> int:
-        """Return the seed of one fit."""
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _folds(self, folds: int, strata: np.ndarray) -> int:
-        """Return the number of folds: at most the size of the largest stratum, at least two."""
+        """Limit the number of folds to the size of the largest stratum, but at least two."""
         check_scalar(folds, "folds", Integral, min_val=2)
         return max(2, min(folds, int(np.bincount(strata).max())))
 
     def _train(self, setting: Setting, rows: Scaled, seed: int) -> Any:
-        """Train, keep the history and the ledger, and return the final state."""
+        """Train, store the history and the ledger, and return the final state."""
         ledger = rows.ledger
-        # The same result whatever the global precision of JAX.
-        with jax.enable_x64(False):
+        with jax.enable_x64(False):  # results do not depend on JAX's global precision
             federation = self._federation(setting, ledger)
             history = run(
                 self._method(setting),
@@ -171,21 +170,21 @@ class FederatedEstimator(BaseEstimator):
                 track=self.track,
             )
             require_finished(history)
-            kind = rows.training.classes
-            self.score_clients_ = _clients.after_fit(setting, kind, federation, history.state)
+            classes = rows.training.classes
+            self.score_clients_ = _clients.after_fit(setting, classes, federation, history.state)
         self.history_, self.ledger_ = history, ledger
         self.n_iter_ = history.records[-1]["round"]
         warn_unless_converged(history)
         return history.state
 
     def _keep_clients(self, table: Table, rows: Scaled) -> None:
-        """Store who the clients are, and their scores in the user's units."""
+        """Store the clients' ids, and their scores in the user's units."""
         self.clients_ = table.clients.ids
         unit = _clients.unit_of(table.classes, rows.target_units)
         self.score_clients_ = _clients.in_units(self.score_clients_, table, unit)
 
     def _federation(self, setting: Setting, ledger: Ledger) -> SimulatedFederation:
-        """Return the simulated clients; what they send is added to the ledger."""
+        """Create the simulated clients with this ledger."""
         sampler = everyone() if self.cohort is None else without_replacement(self.cohort)
         data = pad_to_buckets(setting.data)
         federation = SimulatedFederation(data, sampler, constant(self.local_steps))
@@ -193,19 +192,19 @@ class FederatedEstimator(BaseEstimator):
         return federation
 
     def _method(self, setting: Setting) -> Method:
-        """Return SimFBO with the given or with automatic steps."""
+        """Create SimFBO with the step sizes of the estimator."""
         problem = setting.problem
         if isinstance(self.steps, Point):
             return simfbo(problem, self.steps)
         return auto_steps(FromPlan(simfbo, problem), problem, setting.x0, self.rounds)
 
     def get_feature_names_out(self) -> np.ndarray:
-        """Return the names of the features that the model sees, such as `ward_surgery`."""
+        """Return the names of the model's features after preprocessing, such as `ward_surgery`."""
         check_is_fitted(self, "history_")
         if self.preprocessing_ is not None:
             return self.preprocessing_.get_feature_names_out()
-        plain = [f"x{j}" for j in range(self.n_features_in_)]
-        return np.asarray(getattr(self, "feature_names_in_", plain), object)
+        default = [f"x{j}" for j in range(self.n_features_in_)]
+        return np.asarray(getattr(self, "feature_names_in_", default), object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -226,11 +225,11 @@ class FederatedEstimator(BaseEstimator):
             "deviance" of `FederatedGLM`, in the units of y; clients are weighted by their rows.
         """
         check_is_fitted(self, "history_")
-        features, given, _ = take_named(X, {"clients": clients})
+        features, arguments, _ = take_named(X, {"clients": clients})
         inputs = self._features(without(features, self._named))
         target, classes = self._known(column_or_1d(y))
-        found = members("clients", given["clients"], len(inputs))
-        table = Table(inputs, per_row("y", target, len(inputs)), classes, found, {}, Ledger())
+        owners = members("clients", arguments["clients"], len(inputs))
+        table = Table(inputs, per_row("y", target, len(inputs)), classes, owners, {}, Ledger())
         with jax.enable_x64(True):
             return _clients.score(table, *self._predictor())
 
@@ -238,7 +237,7 @@ class FederatedEstimator(BaseEstimator):
         """Return the model card in Markdown: data, method, scores, cost, privacy and limits.
 
         Args:
-            path: where to write it as well, such as "card.md".
+            path: a file to write, such as "card.md".
         """
         check_is_fitted(self, "history_")
         text = card_of(self)
@@ -247,14 +246,14 @@ class FederatedEstimator(BaseEstimator):
         return text
 
     def export(self) -> Any:
-        """Return the fitted model as a plain scikit-learn object, which needs no simfbo.
+        """Convert the fitted model to a plain scikit-learn object, which does not need simfbo.
 
         Returns:
             A `LogisticRegression`, `Ridge`, `PoissonRegressor` or `GammaRegressor` with these
-            coefficients, or a `VotingClassifier` of networks. Where X held text or gaps, a
-            `Pipeline` of a `ColumnTransformer` and that model, which takes the same tables. Columns
-            that named clients, groups, trust or weights are no features: a pipeline ignores them,
-            drop them for a model alone.
+            coefficients, or a `VotingClassifier` of networks. If X had text or missing values, a
+            `Pipeline` of a `ColumnTransformer` and that model, which accepts the same tables.
+            Columns with clients, groups, trust or weights are not features: a pipeline ignores
+            them; drop them for a model without a pipeline.
         """
         check_is_fitted(self, "history_")
         if self.preprocessing_ is not None:
@@ -263,44 +262,45 @@ class FederatedEstimator(BaseEstimator):
         return _export.with_names(self._plain(self._weights), names)
 
     def export_onnx(self, path: str | Path | None = None) -> "onnx.ModelProto":
-        """Return the fitted model in the format ONNX, which many languages and devices can run.
+        """Convert the fitted model to ONNX, a format with runtimes for many languages and devices.
 
-        Needs `pip install 'simfbo[onnx]'`. Where X held numbers only, the model has one input `X`,
-        [N, d]. Where it held text or gaps, every column is an input [N, 1] of its own name, with
-        "_" for spaces and the like: NaN is a missing number, "" a missing text; True and False are
-        1 and 0, also as labels. Numbers are single precision, as is usual in ONNX.
+        Needs `pip install 'simfbo[onnx]'`. If X had numbers only, the model has one input `X`,
+        [N, d]. If it had text or missing values, every column is an input [N, 1] with the name of
+        the column, in which "_" replaces spaces and special characters: NaN is a missing number,
+        "" a missing text; True and False are 1 and 0, also as labels. Numbers have single
+        precision, as usual in ONNX.
 
         Args:
-            path: where to write the model as well.
+            path: a file to write.
 
         Returns:
             The model. Its outputs are `label` and `probabilities`, [N, C], of a classifier, and
             `variable`, [N, 1], of a regressor.
         """
         check_is_fitted(self, "history_")
-        from simfbo.estimators import _onnx  # which is not always needed
+        from simfbo.estimators import _onnx  # an optional dependency
 
         return _onnx.exported(self.preprocessing_, self._weights, self._plain, path)
 
     @property
     def _weights(self) -> np.ndarray:
-        """Return what multiplies the features; the last axis counts them."""
+        """The coefficients of the features, which are the last axis."""
         raise NotImplementedError
 
     def _plain(self, weights: np.ndarray) -> Any:
-        """Return a model of scikit-learn with these weights of the features."""
+        """Create a model of scikit-learn with these coefficients."""
         raise NotImplementedError
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
-        """Return (x, y, batch) -> the outputs for a batch, and y, which holds the model."""
+        """Return (x, y, batch) -> the outputs for a batch, and the model y."""
         raise NotImplementedError
 
     def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the target of new rows as `_encoded` does."""
+        """Convert the target of new rows as `_encoded` does."""
         return self._encoded(y)
 
     def _features(self, X: Data) -> np.ndarray:
-        """Return new rows as numbers."""
+        """Convert new rows to numbers."""
         if self.preprocessing_ is not None:
             return self.preprocessing_.transform(X)
         if has_text_or_gaps(X):
@@ -308,8 +308,8 @@ class FederatedEstimator(BaseEstimator):
                 "X has text or missing values, of which fit saw none: fill them, or fit on rows "
                 "that have some."
             )
-        found: Any = validate_data(self, X, dtype=np.float64, reset=False)
-        return found
+        validated: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        return validated
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):
@@ -318,7 +318,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):
     classes_: np.ndarray
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the labels as indices into `classes_`, and the number of classes."""
+        """Convert labels to indices into `classes_`; return them with the number of classes."""
         check_classification_targets(y)
         self.classes_, target = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -331,17 +331,17 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):
         Args:
             X: [N, d], the features.
             y: [N], the classes.
-            sample_weight: [N], how much each row counts, or the name of a column of X.
+            sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        return super().score(features, y, given["sample_weight"])
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, arguments["sample_weight"])
 
     def _known(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the labels of new rows as indices into `classes_`, and the number of classes."""
+        """Convert labels of new rows to indices into `classes_`."""
         if not np.isin(y, self.classes_).all():
             raise UserError("y has classes that the estimator was not fitted with: leave them out.")
-        places: Any = np.searchsorted(self.classes_, y)
-        return places.astype(np.int32), len(self.classes_)
+        indices: Any = np.searchsorted(self.classes_, y)
+        return indices.astype(np.int32), len(self.classes_)
 
 
 def check_positive(estimator: object, *names: str) -> None:
@@ -351,13 +351,8 @@ def check_positive(estimator: object, *names: str) -> None:
         check_scalar(value, name, Real, min_val=0, include_boundaries="neither")
 
 
-def _given(estimator: object, *names: str) -> list[str]:
-    """Return the names of the parameters that are not None."""
-    return [name for name in names if getattr(estimator, name) is not None]
-
-
 def _settings(estimator: FederatedEstimator) -> Json:
-    """Return the parameters of an estimator as texts and numbers, for trackers."""
+    """Return the parameters of an estimator as strings and numbers."""
     plain = int | float | str | bool | None
     parameters = estimator.get_params(deep=False).items()
     return {key: value if isinstance(value, plain) else str(value) for key, value in parameters}

@@ -1,7 +1,7 @@
-"""How well a model does on each client's own rows, measured where they are.
+"""Evaluation of a model on each client's rows.
 
-One exchange with all clients (`simfbo.runs.client_metrics`). After `fit`, every row is judged by a
-model that was not trained on it.
+One exchange with all clients (`simfbo.runs.client_metrics`). After `fit`, every row is evaluated by
+a model that was not trained on it.
 """
 
 import math
@@ -22,52 +22,52 @@ from simfbo.tasks.task import Goal, Outputs, Setting
 
 
 def measured(outputs: Outputs, classes: int, federation: Federation, state: PyTree) -> ClientScores:
-    """Ask all clients for the loss and, of classes, the accuracy.
+    """Evaluate the loss and, for classes, the accuracy on all clients.
 
     Args:
         outputs: (x, y, batch) -> the predictions for each row of a batch (features, target, ...).
         classes: the number of classes, or a `linear.Target`.
-        federation: whose clients are asked; its ledger counts it.
+        federation: of the clients; its ledger records the exchange.
         state: with x and y.
     """
     evaluation = evaluation_of(linear.measures(outputs, classes))
-    return evaluation.ask(federation, state, jax.random.key(0))  # nothing is drawn
+    return evaluation.ask(federation, state, jax.random.key(0))  # without random draws
 
 
 def after_fit(
     setting: Setting, classes: int, federation: Federation, state: PyTree
 ) -> ClientScores:
-    """Measure rows by models that were not trained on them; the arguments are as in `measured`."""
+    """Evaluate rows by models that were not trained on them; arguments as in `measured`."""
     assert setting.outputs is not None, "all tasks of the estimators have outputs"
     return measured(setting.outputs, classes, federation, state)
 
 
 def unit_of(classes: int, target_units: tuple[float, float]) -> float:
-    """Return what takes a loss in the target's own units to the user's."""
-    middle, spread = target_units
+    """Return the factor that converts a loss on the scaled target to the user's units."""
+    mean, deviation = target_units
     if classes == Target.COUNT:
-        return math.exp(middle)
-    return spread**2 if classes == Target.NUMBER else 1.0
+        return math.exp(mean)
+    return deviation**2 if classes == Target.NUMBER else 1.0
 
 
 def in_units(scores: ClientScores, table: Table, unit: float) -> ClientScores:
-    """Return scores with the clients' ids and, except for classes, in the user's units.
+    """Add the clients' ids to scores and convert regression losses to the user's units.
 
     Args:
         scores: as measured: half squared errors of numbers, half deviances of counts and sizes.
         table: the rows in the user's units.
         unit: of the losses.
     """
-    named = scores._replace(ids=table.clients.ids)
+    scores = scores._replace(ids=table.clients.ids)
     if table.classes > 0:
-        return named
+        return scores
     name = "deviance" if table.classes else "mse"
     goals: dict[str, Goal] = {name: "min"}
-    return named._replace(values={name: 2 * unit * named.values["loss"]}, goals=goals)
+    return scores._replace(values={name: 2 * unit * scores.values["loss"]}, goals=goals)
 
 
 def score(table: Table, outputs: Outputs, model: PyTree) -> ClientScores:
-    """Return how well a fitted model does on the rows of each client.
+    """Evaluate a fitted model on the rows of each client.
 
     Args:
         table: the rows, in the user's units.
@@ -77,8 +77,8 @@ def score(table: Table, outputs: Outputs, model: PyTree) -> ClientScores:
     federation = SimulatedFederation(
         federate((table.inputs, table.target), table.parts, table.parts)
     )
-    found = measured(outputs, table.classes, federation, Point(x=(), y=model))
-    return in_units(found, table, 1.0)
+    scores = measured(outputs, table.classes, federation, Point(x=(), y=model))
+    return in_units(scores, table, 1.0)
 
 
 def outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:

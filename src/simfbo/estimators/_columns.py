@@ -1,4 +1,4 @@
-"""A table's columns: what their values are, and columns that are named in place of an argument."""
+"""The columns of a table: the kinds of their values, and columns that are passed by name."""
 
 import datetime
 import difflib
@@ -22,12 +22,12 @@ _TYPES = {
 
 
 class Column(NamedTuple):
-    """One column of a table.
+    """A column of a table.
 
     Attributes:
-        name: as the table calls it, or x0, x1, ... in an array.
-        values: [N], floats or any objects.
-        kinds: [N], what each value is.
+        name: in the table, or x0, x1, ... in an array.
+        values: [N], floats or arbitrary objects.
+        kinds: [N], the kind of each value.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Column(NamedTuple):
 
     @property
     def numbers(self) -> np.ndarray:
-        """Return the values as floats, NaN where they are missing."""
-        found = self.values
-        if found.dtype != float:
-            found = np.array([float(v) if k else np.nan for v, k in self._pairs], float)
-        if np.isinf(found).any():
+        """The values as floats, with NaN for missing ones."""
+        numbers = self.values
+        if numbers.dtype != float:
+            numbers = np.array([float(v) if k else np.nan for v, k in self._pairs], float)
+        if np.isinf(numbers).any():
             raise UserError(
                 f"Column {self.name!r} contains infinity: replace it by a number or NaN."
             )
-        return found
+        return numbers
 
     @property
     def texts(self) -> list[str | None]:
-        """Return the values as texts, None where they are missing."""
+        """The values as strings, with None for missing ones."""
         return [
             (value if type(value) is str else _text(value)) if kind else None
             for value, kind in self._pairs
@@ -56,7 +56,7 @@ class Column(NamedTuple):
 
     @property
     def not_text(self) -> dict[str, Any]:
-        """Return the values that are neither text nor missing, by their texts."""
+        """The values that are neither strings nor missing, by their texts."""
         return {_text(v): v for v, kind in self._pairs if kind and not isinstance(v, str)}
 
     @property
@@ -72,32 +72,32 @@ def columns_of(X: Data) -> list[Column]:
 
 
 def array_of(X: Data) -> np.ndarray:
-    """Return anything but a frame as an array, in which numbers next to texts stay numbers."""
-    found = np.asarray(X)
-    return np.asarray(X, object) if found.dtype.kind == "U" and not hasattr(X, "dtype") else found
+    """Convert lists to an array in which numbers beside strings stay numbers."""
+    array = np.asarray(X)
+    return np.asarray(X, object) if array.dtype.kind == "U" and not hasattr(X, "dtype") else array
 
 
 def has_text_or_gaps(X: Data) -> bool:
-    """Return whether a table holds anything but numbers."""
+    """Check for values that are not numbers."""
     table = X if is_frame(X) else array_of(X)
     if table.ndim != 2:
-        return False  # no table: what validates arrays says so
+        return False  # rejected by scikit-learn's validation
     if not is_frame(X) and table.dtype.kind in "biuf":
         return bool(np.isnan(table).any())
     return not all((column.kinds == NUMBER).all() for column in columns_of(table))
 
 
 def is_frame(X: Data) -> bool:
-    """Return whether this is a table whose columns have names."""
+    """Check for a DataFrame."""
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
 def take_named(X: Data, arguments: dict[str, Data]) -> tuple[Data, dict[str, Data], list[str]]:
-    """Replace arguments that are columns' names by these columns.
+    """Replace arguments that are names of columns by these columns.
 
     Args:
         X: the table.
-        arguments: values per row, or the name of a column, by the argument's name.
+        arguments: by name: a value per row, or the name of a column.
 
     Returns:
         The table without these columns, the arguments' values, and the names of the columns.
@@ -106,80 +106,79 @@ def take_named(X: Data, arguments: dict[str, Data]) -> tuple[Data, dict[str, Dat
     named = {key: value for key, value in arguments.items() if isinstance(value, str)}
     for key, name in named.items():
         _require_column(X, key, name)
-    found = {key: np.asarray(X[name]) for key, name in named.items()}
+    columns = {key: np.asarray(X[name]) for key, name in named.items()}
     names = sorted(set(named.values()))
-    return without(X, names), {**arguments, **found}, names
+    return without(X, names), {**arguments, **columns}, names
 
 
 def without(X: Data, names: Sequence[str]) -> Data:
-    """Return a frame without these columns, as far as it has them; an array as it is."""
+    """Drop columns from a DataFrame; arrays and missing columns are ignored."""
     if not is_frame(X) or not set(names) & set(X.columns):
         return X
     return X[[label for label in X.columns if label not in names]]
 
 
 def _require_distinct(X: Data) -> None:
-    """Raise if two columns of a frame have one name."""
+    """Raise if columns of a DataFrame share a name."""
     common = Counter(map(str, X.columns)).most_common(1) if is_frame(X) else []
     if common and common[0][1] > 1:
         raise UserError(f"X has several columns named {common[0][0]!r}: rename them.")
 
 
 def _require_column(X: Data, argument: str, name: str) -> None:
-    """Raise unless X has a column of this name."""
+    """Raise unless X has a column with this name."""
     if not is_frame(X):
         raise UserError(
             f"{argument}={brief(name)} names a column, but X has no names: pass a DataFrame, or "
             f"{argument} as one value per row."
         )
-    known = [str(label) for label in X.columns]
+    labels = [str(label) for label in X.columns]
     if name not in list(X.columns):
-        near = difflib.get_close_matches(name, known, 3, 0.5) or known[:10]
+        similar = difflib.get_close_matches(name, labels, 3, 0.5) or labels[:10]
         raise UserError(
             f"X has no column {brief(name)}: pass {argument} as one value per row or as the name "
-            f"of a column, such as {', '.join(map(repr, near))}."
+            f"of a column, such as {', '.join(map(repr, similar))}."
         )
 
 
-def _column(name: str, found: Any) -> Column:
-    """Return a column of an array, or of a frame by the type that it declares."""
-    kind = getattr(found.dtype, "kind", "O")
-    if kind in "biuf":
-        values = _floats(found)
+def _column(name: str, data: Any) -> Column:
+    """Create a column of an array, or of a DataFrame, whose dtype determines the kind."""
+    dtype_kind = getattr(data.dtype, "kind", "O")
+    if dtype_kind in "biuf":
+        values = _floats(data)
         return Column(name, values, np.where(np.isnan(values), MISSING, NUMBER))
-    values = np.asarray(found, object)
-    kinds = _kinds(values) if kind not in "mM" else np.full(len(values), DATE)
-    if getattr(found.dtype, "name", "") == "category":  # also of numbers
+    values = np.asarray(data, object)
+    kinds = _kinds(values) if dtype_kind not in "mM" else np.full(len(values), DATE)
+    if getattr(data.dtype, "name", "") == "category":  # includes categories that are numbers
         kinds = np.where(kinds, TEXT, MISSING)
     return Column(name, values, kinds)
 
 
-def _floats(found: Any) -> np.ndarray:
-    """Return numbers as floats, NaN for the missing of pandas' own types."""
-    if hasattr(found, "to_numpy") and not isinstance(found.dtype, np.dtype):
-        return found.to_numpy(dtype=float, na_value=np.nan)
-    return np.asarray(found, float)
+def _floats(data: Any) -> np.ndarray:
+    """Convert numbers to floats, with NaN for the missing values of pandas' extension types."""
+    if hasattr(data, "to_numpy") and not isinstance(data.dtype, np.dtype):
+        return data.to_numpy(dtype=float, na_value=np.nan)
+    return np.asarray(data, float)
 
 
 def _kinds(values: np.ndarray) -> np.ndarray:
-    """Return what each value is, by its type."""
+    """Return the kind of each value by its type; NaN is missing."""
     types = list(map(type, values))
-    known = {one: _kind(one) for one in set(types)}
-    found = np.array([known[one] for one in types], int)
-    numbers = np.flatnonzero(found == NUMBER)
-    found[[j for j in numbers if values[j] != values[j]]] = MISSING
-    return found
+    kind_by_type = {cls: _kind(cls) for cls in set(types)}
+    kinds = np.array([kind_by_type[cls] for cls in types], int)
+    numbers = np.flatnonzero(kinds == NUMBER)
+    kinds[[j for j in numbers if values[j] != values[j]]] = MISSING
+    return kinds
 
 
-def _kind(one: type) -> int:
-    """Return what the values of a type are."""
-    if one is type(None) or one.__name__ in ("NAType", "NaTType"):
+def _kind(cls: type) -> int:
+    if cls is type(None) or cls.__name__ in ("NAType", "NaTType"):
         return MISSING
-    return next((kind for types, kind in _TYPES.items() if issubclass(one, types)), OTHER)
+    return next((kind for types, kind in _TYPES.items() if issubclass(cls, types)), OTHER)
 
 
 def _text(value: Any) -> str:
-    """Return a category's text; 3 and 3.0 are one category.
+    """Convert a category to a string; 3 and 3.0 are the same category.
 
     Example:
         >>> _text("surgery"), _text(3.0)

@@ -1,7 +1,7 @@
-"""An estimator where the data is: its `Deployment`, and the model in a finished run.
+"""Estimators on Flower: the `Deployment` of an estimator, and the model of a finished run.
 
-The problem is that of `fit`. What differs is who knows what: every client assigns its own rows to
-folds, and the rows' units are measured by the run itself (`_standardised`).
+The problem is that of `fit`. But every client assigns its rows to folds, and the units of the rows
+are measured within the run (`_standardised`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ Names = Any  # the number of features, or a sequence of names
 
 
 class Deployable(FederatedLinear):
-    """What can be trained on Flower as well; see its subclasses."""
+    """An estimator that can also be trained on Flower; see its subclasses."""
 
     folds: int
     floor: float
@@ -60,26 +60,26 @@ class Deployable(FederatedLinear):
         client_metrics: bool = False,
         **options: Any,
     ) -> Deployment:
-        """Return a deployment that trains this model on Flower, or in `simfbo.flower.simulate`.
+        """Create a deployment that trains this model on Flower, or in `simfbo.flower.simulate`.
 
-        Nobody has to standardise: two exchanges before the first round add up the clients' columns
-        and the squared distances from their means. Each client assigns its own rows to folds. All
-        `rounds` are run, whatever `tol`, as nobody can evaluate the model on all rows.
+        Rows need not be standardised: two exchanges before the first round add up the clients'
+        columns and the squared distances from their means. Each client assigns its rows to folds.
+        All `rounds` are run regardless of `tol`, since the server cannot evaluate the model.
 
         Args:
-            load_client: (client, the node's settings) -> (X, y), its rows; called only where the
-                data is.
+            load_client: (client, the node's settings) -> (X, y), its rows; called on the nodes
+                only.
             clients: the total number of clients, numbered from 0.
-            features: the number of features, or their names: of a DataFrame, these columns.
+            features: the number of features, or their names, which select columns of a DataFrame.
             classes: of a classifier: all labels, or C for the labels 0 to C - 1. The server and
-                every node must know them, also those that a client does not have.
-            client_metrics: whether nodes measure every client whenever a state is evaluated: loss
-                and accuracy, or the mean squared error, by models that were not trained on a row.
+                every node need all of them, including those that are absent on a client.
+            client_metrics: True to measure every client at each evaluation: loss and accuracy, or
+                the mean squared error, of models that were not trained on the row.
             options: further fields of `simfbo.flower.Deployment`, such as `timeout`.
 
         Returns:
-            The deployment. Server and nodes build it by themselves, so `random_state` must be a
-            whole number; None stands for 0.
+            The deployment. It is built on the server and on every node, so `random_state` must be
+            a whole number; None stands for 0.
         """
         labels, width = self._labels(classes), _count("features", features)
         self._check_settings(_count("clients", clients))
@@ -88,22 +88,22 @@ class Deployable(FederatedLinear):
         x0 = regularisation.first_x(width, self.floor)
         y0 = linear.zeros(width, len(labels), self.folds)
         problem = _problem(len(labels), self.folds, self.floor, self.spread, self.sparsity)
-        data: Any = None  # is elsewhere
+        data: Any = None  # only on the nodes
         method = self._method(Setting(problem, data, x0, y0))
 
         def load(client: int, settings: Settings) -> tuple[Samples, Samples]:
             rows = load_client(client, settings)
-            found = _samples(client, rows, features, labels, self.folds, seed)
-            return found, found
+            samples = _samples(client, rows, features, labels, self.folds, seed)
+            return samples, samples
 
-        one = np.zeros((1, 2, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+        row = np.zeros((1, 2, columns), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
         return Deployment(
             algorithm=standardised(method, columns),
             x0=x0,
             y0=y0,
             clients=int(clients),
             load_client=load,
-            example=(one, one),
+            example=(row, row),
             rounds=self.rounds,
             batch_size=self.batch_size,
             sampler=None if self.cohort is None else without_replacement(self.cohort),
@@ -120,28 +120,28 @@ class Deployable(FederatedLinear):
         features: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
     ) -> Self:
-        """Take the model of a finished run of `deployment`, as `fit` would have left it.
+        """Load the model of a finished run of `deployment`.
 
         Sets all attributes of `fit` except `clients_` and `ledger_`, and `score_clients_` only if
         the run had `client_metrics`.
 
         Args:
-            run: the run's folder, or what `simfbo.flower.simulate` returned.
-            features: the features' names, if they were given to `deployment`.
-            classes: the labels that were given to `deployment`; 0 to C - 1 by default.
+            run: the run's folder, or the result of `simfbo.flower.simulate`.
+            features: the names of the features, if they were passed to `deployment`.
+            classes: the labels passed to `deployment`; 0 to C - 1 by default.
         """
         history, state = _finished(run)
-        for name in ("feature_names_in_", "clients_", "ledger_", "score_clients_"):  # of a fit
+        for name in ("feature_names_in_", "clients_", "ledger_", "score_clients_"):  # of an old fit
             vars(self).pop(name, None)
         width, outputs = np.shape(state.y.weight)[1:]
         if np.shape(state.units.mean)[-1] != width + (not self._classifies):
             raise UserError(f"{_named(run)} is not of a {type(self).__name__}: load its own.")
         if self._classifies:
             labels = self._labels(outputs if classes is None else classes)
-            _require_as_many("classes", labels, outputs)
+            _require_count("classes", labels, outputs)
             self.classes_ = labels
         if features is not None:
-            _require_as_many("features", features, width)
+            _require_count("features", features, width)
             self.feature_names_in_ = np.asarray(features, object)
         self.n_features_in_, self.preprocessing_, self._named = width, None, []
         self.history_, self.n_iter_ = history, history.records[-1]["round"]
@@ -152,7 +152,7 @@ class Deployable(FederatedLinear):
 
     def _keep_deployed(self, state: Any, width: int) -> None:
         """Store the model in the last state of a run."""
-        mean, deviation = (np.asarray(part, float) for part in state.units[:2])
+        mean, deviation = (np.asarray(array, float) for array in state.units[:2])
         units = Units(np.atleast_2d(mean).sum(0), deviation)
         target, classes = (0.0, 1.0), len(getattr(self, "classes_", ()))
         if not classes:
@@ -166,18 +166,18 @@ class Deployable(FederatedLinear):
         return isinstance(self, ClassifierMixin)
 
     def _labels(self, classes: Any) -> np.ndarray:
-        """Return the sorted labels; none for a regressor."""
+        """Return the sorted labels; an empty array for a regressor."""
         if not self._classifies:
             if classes is not None:
                 raise UserError(f"{type(self).__name__} has no classes: omit them.")
             return np.zeros(0)
-        found = np.unique(range(int(classes)) if isinstance(classes, Integral) else classes)
-        if classes is None or len(found) < 2:
+        labels = np.unique(range(int(classes)) if isinstance(classes, Integral) else classes)
+        if classes is None or len(labels) < 2:
             raise UserError("Give all labels as classes=[...], at least two, or their number.")
-        return found
+        return labels
 
     def _check_settings(self, clients: int) -> None:
-        """Validate the parameters that a deployment uses."""
+        """Validate the parameters of a deployment."""
         self._check_parameters()
         check_positive(self, "floor", "spread")
         check_scalar(self.sparsity, "sparsity", Real, min_val=0)
@@ -189,7 +189,7 @@ class Deployable(FederatedLinear):
             )
 
     def _common_seed(self) -> int:
-        """Return the seed that server and nodes share; that of `fit` for the same number."""
+        """Return the common seed of server and nodes, which equals that of `fit`."""
         state = 0 if self.random_state is None else self.random_state
         if not isinstance(state, Integral):
             raise UserError(
@@ -202,7 +202,7 @@ class Deployable(FederatedLinear):
 def _problem(
     classes: int, folds: int, floor: float, spread: float, sparsity: float
 ) -> BilevelProblem:
-    """Build the losses on batches (columns, labels, folds, number of all rows)."""
+    """Build the losses on batches (columns, labels, folds, total number of rows)."""
     fit = regularisation.problem(classes, folds, floor)
 
     def rows(batch: linear.Batch) -> linear.Batch:
@@ -221,7 +221,7 @@ def _problem(
 
 
 def _bucket_size(count: jax.Array) -> jax.Array:
-    """Return `core.data.bucket_size` of a number in a program."""
+    """Compute `core.data.bucket_size` of a traced number."""
     _, bits = jnp.frexp(count)
     step = jnp.exp2(jnp.maximum(bits - 3, 0)).astype(count.dtype)
     return jnp.ceil(count / step) * step
@@ -229,28 +229,28 @@ def _bucket_size(count: jax.Array) -> jax.Array:
 
 @lru_cache(maxsize=32)
 def _metrics(classes: int) -> Mapping[str, ClientMetric]:
-    """Return what nodes measure of (x and the units, y), on rows in the users' units."""
+    """Return the metrics of (x and the units, y), on rows in the users' units."""
     held_out = regularisation.held_out(regularisation.LINEAR)
 
     def standard(units: PyTree, batch: linear.Batch) -> linear.Batch:
-        found = Measured(*units)
-        known = found._replace(deviation=jnp.where(found.rows > 0, found.deviation, 1.0))
-        return scaled(batch, known)[:3]
+        measured = Measured(*units)
+        deviation = jnp.where(measured.rows > 0, measured.deviation, 1.0)
+        return scaled(batch, measured._replace(deviation=deviation))[:3]
 
     def outputs(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
         return held_out(x[0], Linear(*y), standard(x[1], batch))
 
     def mse(x: PyTree, y: Linear, batch: linear.Batch) -> jax.Array:
         columns, _, fold = standard(x[1], batch)
-        found = held_out(x[0], Linear(*y), (columns[:, :-1], columns[:, -1], fold))[:, 0]
+        predicted = held_out(x[0], Linear(*y), (columns[:, :-1], columns[:, -1], fold))[:, 0]
         unit = jnp.where(x[1][2] > 0, x[1][1][-1], 1.0)
-        return unit**2 * jnp.mean((found - columns[:, -1]) ** 2)
+        return unit**2 * jnp.mean((predicted - columns[:, -1]) ** 2)
 
     return linear.measures(outputs, classes) if classes else {"mse": ClientMetric(mse)}
 
 
 def _check_options(client_metrics: Any, options: Mapping[str, Any]) -> None:
-    """Raise if a deployment is given what does not fit an estimator."""
+    """Raise for options of a deployment that estimators do not support."""
     if not isinstance(client_metrics, bool):
         raise UserError(
             "client_metrics of an estimator must be True or False: it has metrics of its own."
@@ -258,12 +258,12 @@ def _check_options(client_metrics: Any, options: Mapping[str, Any]) -> None:
     gate = options.get("gate")
     if gate is not None and isinstance(gate.max_norm, Real):
         raise UserError(
-            "A gate with a max_norm would refuse the sums that scale the rows: use max_norm='auto'."
+            "A gate with a max_norm would reject the sums that scale the rows: use max_norm='auto'."
         )
 
 
 def _columns(client: int, X: Data, features: Names) -> Data:
-    """Return the columns of a DataFrame that are features, by name where names are known."""
+    """Select the features of a DataFrame if they are given by name."""
     if isinstance(features, Integral) or not is_frame(X):
         return X
     missing = [name for name in features if name not in X.columns]
@@ -283,21 +283,21 @@ def _samples(
     folds: int,
     seed: int,
 ) -> Samples:
-    """Return a client's rows as its client steps use them, after a check.
+    """Validate a client's rows and convert them to samples.
 
     Args:
         client: its number.
         rows: (X, y).
         features: their number or names.
-        labels: the classes; none if y is a number.
+        labels: the classes; empty for a regressor.
         folds: of the cross-validation.
         seed: of the folds.
     """
-    wide: Any = np.float64
+    dtype: Any = np.float64
     width, (table, target) = _count("features", features), rows
     try:
         columns, y = check_X_y(
-            _columns(client, table, features), target, dtype=wide, y_numeric=not len(labels)
+            _columns(client, table, features), target, dtype=dtype, y_numeric=not len(labels)
         )
     except (ValueError, TypeError) as error:
         raise UserError(f"Client {client}'s rows cannot be used: {error}") from None
@@ -307,18 +307,18 @@ def _samples(
             "return the same columns everywhere."
         )
     if len(labels):
-        own = _indices(client, y, labels)
+        indices = _indices(client, y, labels)
     else:
-        columns, own = np.column_stack([columns, y]), np.zeros(len(y), np.int32)
-    return pairs(columns), own, linear.own_folds(own, folds, seed, client)
+        columns, indices = np.column_stack([columns, y]), np.zeros(len(y), np.int32)
+    return pairs(columns), indices, linear.own_folds(indices, folds, seed, client)
 
 
 def _indices(client: int, y: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the labels' positions among the classes."""
-    known = np.isin(y, labels)
-    if not known.all():
+    """Convert labels to indices of classes."""
+    valid = np.isin(y, labels)
+    if not valid.all():
         raise UserError(
-            f"Client {client} has the label {brief(y[~known][0])}, which is not among the classes "
+            f"Client {client} has the label {brief(y[~valid][0])}, which is not among the classes "
             f"{brief(labels.tolist())}: correct it, or add it to classes on the server and all "
             "nodes."
         )
@@ -339,22 +339,22 @@ def _finished(run: str | Path | History) -> tuple[History, Any]:
     if state is None:
         raise UserError(
             f"{_named(run)} holds no model of an estimator's deployment: pass the folder of one, "
-            "or what simfbo.flower.simulate returned."
+            "or the result of simfbo.flower.simulate."
         )
     return history, state
 
 
 def _stored(folder: Path) -> Any:
-    """Return x, y and units in a run's newest checkpoint; None if they are not in it."""
-    found = checkpoint.newest(folder, lambda one: one.arrays) or {}
-    base = ".base.base" if ".base.base.x" in found else ".base"
+    """Read x, y and units from a run's newest checkpoint; None if it does not have them."""
+    arrays = checkpoint.newest(folder, lambda stored: stored.arrays) or {}
+    base = ".base.base" if ".base.base.x" in arrays else ".base"
 
-    def parts(start: str, kind: Any) -> PyTree:
-        return kind(*(found[f"{start}.{name}"] for name in kind._fields))
+    def fields(path: str, kind: Any) -> PyTree:
+        return kind(*(arrays[f"{path}.{name}"] for name in kind._fields))
 
     try:
-        units, y = parts(".units", Measured), parts(f"{base}.y", Linear)
-        return SimpleNamespace(x=found[f"{base}.x"], y=y, units=units)
+        units, y = fields(".units", Measured), fields(f"{base}.y", Linear)
+        return SimpleNamespace(x=arrays[f"{base}.x"], y=y, units=units)
     except KeyError:
         return None
 
@@ -364,14 +364,13 @@ def _named(run: str | Path | History) -> str:
 
 
 def _count(name: str, value: Any) -> int:
-    """Return a number that is given, or that of the names."""
+    """Return a number, or the length of a list of names."""
     if isinstance(value, str):
         raise UserError(f"{name} must be a number or a list of names, got {brief(value)}.")
     count = value if isinstance(value, Integral | float) else len(value)
     return int(check_scalar(count, name, Integral, min_val=1))
 
 
-def _require_as_many(name: str, given: Sequence[Any] | np.ndarray, count: int) -> None:
-    """Raise unless what is given fits a run."""
-    if len(given) != count:
-        raise UserError(f"The run has {count} {name}, got {len(given)}: give those of the run.")
+def _require_count(name: str, values: Sequence[Any] | np.ndarray, count: int) -> None:
+    if len(values) != count:
+        raise UserError(f"The run has {count} {name}, got {len(values)}: give those of the run.")

@@ -1,7 +1,7 @@
-"""Fitted models as plain scikit-learn objects, which need no simfbo to be unpickled or to predict.
+"""Fitted models as plain scikit-learn objects, which do not need simfbo to unpickle or to predict.
 
-Scikit-learn's objects are fitted to a few rows that lead to the wanted attributes, or whose results
-are replaced; so they also have the attributes that a version of scikit-learn keeps to itself.
+Scikit-learn's objects are fitted to a few artificial rows, then their results are replaced. So they
+also have the private attributes of the installed version of scikit-learn.
 """
 
 from collections.abc import Sequence
@@ -30,27 +30,28 @@ _MISSING = "\0missing"
 
 
 def classifier(coef: np.ndarray, intercept: np.ndarray, classes: np.ndarray, rounds: int) -> Any:
-    """Return a `LogisticRegression` with these coefficients, [C, d], or [1, d] for two classes."""
+    """Create a `LogisticRegression` with coefficients [C, d], or [1, d] for two classes."""
     model = LogisticRegression().fit(np.zeros((len(classes), coef.shape[1])), classes)
-    return _with(model, coef, intercept, np.array([rounds], np.int32))
+    return _with_coefficients(model, coef, intercept, np.array([rounds], np.int32))
 
 
 def regressor(
     coef: np.ndarray, intercept: float, rounds: int | None = None, kind: Any = Ridge
 ) -> Any:
-    """Return a regressor with these coefficients, [d].
+    """Create a regressor with these coefficients.
 
     Args:
         coef: [d].
         intercept: a number.
-        rounds: becomes `n_iter_`; None, as of a `Ridge`, by default.
+        rounds: the value of `n_iter_`; None, as in `Ridge`, by default.
         kind: a class of scikit-learn.
     """
-    return _with(kind().fit(np.zeros((2, len(coef))), np.ones(2)), coef, intercept, rounds)
+    model = kind().fit(np.zeros((2, len(coef))), np.ones(2))
+    return _with_coefficients(model, coef, intercept, rounds)
 
 
 def networks(coefs: Sequence[np.ndarray], intercepts: Sequence[np.ndarray], classes: Any) -> Any:
-    """Return a `VotingClassifier` of an `MLPClassifier` for each fold.
+    """Create a `VotingClassifier` with one `MLPClassifier` for each fold.
 
     Args:
         coefs: the weights of each layer, [folds, inputs, outputs].
@@ -58,30 +59,29 @@ def networks(coefs: Sequence[np.ndarray], intercepts: Sequence[np.ndarray], clas
         classes: the labels.
     """
     folds = range(len(coefs[0]))
-    each = [_network([a[k] for a in coefs], [a[k] for a in intercepts]) for k in folds]
-    frozen = [(f"fold{k}", FrozenEstimator(one)) for k, one in enumerate(each)]
+    models = [_network([a[k] for a in coefs], [a[k] for a in intercepts]) for k in folds]
+    frozen = [(f"fold{k}", FrozenEstimator(model)) for k, model in enumerate(models)]
     rows = np.zeros((len(classes), coefs[0].shape[1]))
-    found = VotingClassifier(frozen, voting="soft", flatten_transform=False).fit(rows, classes)
-    found.estimators = [(name, one) for (name, _), one in zip(frozen, each, strict=True)]
-    found.estimators_, found.named_estimators_ = each, Bunch(**dict(found.estimators))
-    return found
+    voting = VotingClassifier(frozen, voting="soft", flatten_transform=False).fit(rows, classes)
+    voting.estimators = [(f"fold{k}", model) for k, model in enumerate(models)]
+    voting.estimators_, voting.named_estimators_ = models, Bunch(**dict(voting.estimators))
+    return voting
 
 
 def _network(coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> MLPClassifier:
-    """Return a network; for two classes, as scikit-learn has it, with one output."""
+    """Create a network, for two classes with one output as in scikit-learn."""
     count = coefs[-1].shape[1]
     if count == 2:
         coefs = [*coefs[:-1], coefs[-1][:, 1:] - coefs[-1][:, :1]]
         intercepts = [*intercepts[:-1], intercepts[-1][1:] - intercepts[-1][:1]]
-    sizes = [len(part) for part in intercepts[:-1]]
+    sizes = [len(biases) for biases in intercepts[:-1]]
     model = MLPClassifier(sizes, activation="tanh", solver="lbfgs")
     model.fit(np.zeros((count, len(coefs[0]))), np.arange(count))
     model.coefs_, model.intercepts_ = coefs, intercepts
     return model
 
 
-def _with(model: Any, coef: np.ndarray, intercept: Any, rounds: Any) -> Any:
-    """Return a fitted model with other coefficients."""
+def _with_coefficients(model: Any, coef: np.ndarray, intercept: Any, rounds: Any) -> Any:
     model.coef_, model.intercept_ = coef.copy(), np.copy(intercept)
     if np.ndim(intercept) == 0:
         model.intercept_ = float(intercept)
@@ -90,109 +90,109 @@ def _with(model: Any, coef: np.ndarray, intercept: Any, rounds: Any) -> Any:
 
 
 def with_names(model: Any, names: Any) -> Any:
-    """Return a fitted model that knows the names of its features, if there are any."""
+    """Set the names of a fitted model's features, if there are any."""
     if names is not None:
         model.feature_names_in_ = np.array(names, object)
     return model
 
 
 def pipeline(preprocessing: "FederatedTabular", model: Any) -> Pipeline:
-    """Return a fitted pipeline of what turns a table into numbers, and a fitted model."""
+    """Create a fitted pipeline of preprocessing and model."""
     return Pipeline([("preprocessing", transformer(preprocessing)), ("model", model)])
 
 
 def transformer(tabular: "FederatedTabular") -> ColumnTransformer:
-    """Return a fitted `ColumnTransformer` that does what a `FederatedTabular` does.
+    """Create a fitted `ColumnTransformer` that is equivalent to a `FederatedTabular`.
 
-    Columns are taken by name where they have names, and all others are dropped.
+    Columns are selected by name if they have names, and all others are dropped.
     """
     named = hasattr(tabular, "feature_names_in_")
     inputs = tabular.inputs
-    places: dict[str, Any] = {name: name if named else j for j, name in enumerate(inputs)}
+    columns: dict[str, Any] = {name: name if named else j for j, name in enumerate(inputs)}
     groups = [
         (text, list(names)) for text, names in groupby(inputs, tabular.categories_.__contains__)
     ]
-    parts: list[tuple[str, Any, list[Any]]] = []
+    transformers: list[tuple[str, Any, list[Any]]] = []
     for text, names in groups:
         if text:
-            parts += [(name, _categories(tabular, name), [places[name]]) for name in names]
+            transformers += [(name, _categories(tabular, name), [columns[name]]) for name in names]
         else:
-            numbers = _numbers(tabular, names)
-            parts.append((f"numbers{len(parts)}", numbers, [places[name] for name in names]))
-    parts = [(f"{j}_{name.replace('__', '_')}", FrozenEstimator(one), columns)
-             for j, (name, one, columns) in enumerate(parts)]  # fmt: skip
-    whole = ColumnTransformer(parts, sparse_threshold=0, verbose_feature_names_out=False)
-    return whole.fit(_one_row(inputs, named))
-
-
-def _one_row(inputs: Sequence[str], named: bool) -> Any:
-    """Return a table with the columns alone that matter: what is fitted to it is frozen."""
-    row = np.zeros((1, len(inputs)), object)
-    return require("pandas", "pandas").DataFrame(row, columns=list(inputs)) if named else row
+            label, selected = f"numbers{len(transformers)}", [columns[name] for name in names]
+            transformers.append((label, _numbers(tabular, names), selected))
+    frozen = [
+        (f"{j}_{name.replace('__', '_')}", FrozenEstimator(fitted), selected)
+        for j, (name, fitted, selected) in enumerate(transformers)
+    ]
+    row = _table(inputs, np.zeros((1, len(inputs)), object), tabular)  # frozen estimators ignore it
+    return ColumnTransformer(frozen, sparse_threshold=0, verbose_feature_names_out=False).fit(row)
 
 
 def _numbers(tabular: "FederatedTabular", names: Sequence[str]) -> Pipeline:
-    """Return what fills the gaps of numeric columns and, if it was learnt, standardises them."""
-    places = [tabular.numeric_.index(name) for name in names]
-    fill = _table(names, tabular.fill_[places][None], tabular)
+    """Create the imputation and, if it was learnt, the standardisation of numeric columns."""
+    indices = [tabular.numeric_.index(name) for name in names]
+    fill = _table(names, tabular.fill_[indices][None], tabular)
     steps: list[Any] = [SimpleImputer(strategy=tabular.impute).fit(fill)]
     if tabular.mean_ is not None and tabular.scale_ is not None:
         scaler: Any = StandardScaler().fit(np.zeros((1, len(names))))
-        scaler.mean_, scaler.scale_ = tabular.mean_[places], tabular.scale_[places]
+        scaler.mean_, scaler.scale_ = tabular.mean_[indices], tabular.scale_[indices]
         scaler.var_ = scaler.scale_**2
         steps.append(scaler)
     return make_pipeline(*steps)
 
 
 def _categories(tabular: "FederatedTabular", name: str) -> Pipeline:
-    """Return what turns a column of text into zeros and ones.
+    """Create the one-hot encoding of a text column.
 
-    Rows of rare categories are fewer than `min_frequency`, so these share the last column.
+    It is fitted to rows in which rare categories are less frequent than `min_frequency`, so that
+    they share the last column.
     """
     objects = FunctionTransformer(
         np.asarray, kw_args={"dtype": object}, feature_names_out="one-to-one"
     )
-    kept, rare = _values(tabular, name)
-    missing = _mark([*kept, *rare])
-    gaps = [SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing)
-            for gap in _gaps(hasattr(tabular, "feature_names_in_"))]  # fmt: skip
-    kept, rare = ([missing if v is None else v for v in part] for part in (kept, rare))
-    known: Any = [[*kept, *rare]]
-    encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False,
-                            min_frequency=2 if rare else None)  # fmt: skip
-    rows = np.array([*kept, *kept, *rare], object)[:, None]
-    return make_pipeline(objects, *gaps, encoder).fit(_table([name], rows, tabular))
+    frequent, rare = _values(tabular, name)
+    missing = _placeholder([*frequent, *rare])
+    gaps: list[Any] = [np.nan, None]
+    if hasattr(tabular, "feature_names_in_"):
+        gaps = [require("pandas", "pandas").NA]  # in a DataFrame it equals all missing values
+    imputers = [
+        SimpleImputer(missing_values=gap, strategy="constant", fill_value=missing) for gap in gaps
+    ]
+    frequent, rare = ([missing if v is None else v for v in values] for values in (frequent, rare))
+    categories: Any = [[*frequent, *rare]]
+    encoder = OneHotEncoder(
+        categories=categories,
+        handle_unknown="ignore",
+        sparse_output=False,
+        min_frequency=2 if rare else None,
+    )
+    rows = np.array([*frequent, *frequent, *rare], object)[:, None]
+    return make_pipeline(objects, *imputers, encoder).fit(_table([name], rows, tabular))
 
 
-def _mark(categories: Sequence[Any]) -> Any:
-    """Return what stands for missing values: a text that tables do not hold, or such a number."""
-    known = [value for value in categories if value is not None]
-    return -np.inf if known and not isinstance(known[0], str) else _MISSING
-
-
-def _gaps(named: bool) -> list[Any]:
-    """Return what missing values are; where there is a frame, pandas' own stands for all."""
-    return [require("pandas", "pandas").NA] if named else [np.nan, None]
+def _placeholder(categories: Sequence[Any]) -> Any:
+    """Return a string or number for missing values that does not occur in tables."""
+    present = [value for value in categories if value is not None]
+    return -np.inf if present and not isinstance(present[0], str) else _MISSING
 
 
 def _values(tabular: "FederatedTabular", name: str) -> tuple[list[Any], list[Any]]:
-    """Return a column's categories as a table holds them, and those that are rare."""
-    given = tabular.values_of(name)
-    kept, rare = (
-        [None if text is None else given.get(text, text) for text in part[name]]
-        for part in (tabular.categories_, tabular.infrequent_)
+    """Return the original values of a column's frequent and rare categories."""
+    originals = tabular.values_of(name)
+    frequent, rare = (
+        [None if text is None else originals.get(text, text) for text in categories[name]]
+        for categories in (tabular.categories_, tabular.infrequent_)
     )
-    known = [value for value in (*kept, *rare) if value is not None]
-    if not any(all(isinstance(v, one) for v in known) for one in (str, Real | np.bool_)):
+    present = [value for value in (*frequent, *rare) if value is not None]
+    if not any(all(isinstance(v, kind) for v in present) for kind in (str, Real | np.bool_)):
         raise UserError(
             f"The categories of column {name!r} are neither all text nor all numbers, so they "
             "cannot be exported: fit on X with this column as text, by astype(str)."
         )
-    return kept, rare
+    return frequent, rare
 
 
 def _table(names: Sequence[str], rows: np.ndarray, tabular: "FederatedTabular") -> Any:
-    """Return rows as a table with the columns' names, where they have any."""
+    """Convert rows to a DataFrame if the columns have names."""
     if not hasattr(tabular, "feature_names_in_"):
         return rows
     return require("pandas", "pandas").DataFrame(rows, columns=list(names))

@@ -42,10 +42,16 @@ class Fair(FederatedLinear):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
-            batch_size=batch_size, random_state=random_state, verbose=verbose,
+            rounds=rounds,
+            tol=tol,
+            steps=steps,
+            cohort=cohort,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            random_state=random_state,
+            verbose=verbose,
             track=track,
-        )  # fmt: skip
+        )
         self.folds = folds
         self.penalty = penalty
         self.sharpness = sharpness
@@ -75,16 +81,22 @@ class Fair(FederatedLinear):
         rows = standardised(table, one_hot(group.owner, len(group.ids)))
         strata = group.owner if not table.classes else group.owner * table.classes + table.target
         setting = assemble(
-            rows.training, group.owner, rows.shares, strata,
-            folds=self._folds(self.folds, strata), penalty=self.penalty,
-            sharpness=self.sharpness, batch_size=self.batch_size, seed=seed,
-        )  # fmt: skip
+            rows.training,
+            group.owner,
+            rows.shares,
+            strata,
+            folds=self._folds(self.folds, strata),
+            penalty=self.penalty,
+            sharpness=self.sharpness,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
         state = self._train(setting, rows, seed)
         self._keep(table, rows, linear.averaged(state.y.models))
         self.groups_, self.group_weights_ = group.ids, group_weights(state.x, rows.shares)
-        found = _group_losses(state.y.models, setting.data.lower.samples, table.classes)
+        losses = _group_losses(state.y.models, setting.data.lower.samples, table.classes)
         # Half squared errors of the standardised target become squared errors in the units of y.
-        self.group_loss_ = found if table.classes else found * (2 * rows.target_units[1] ** 2)
+        self.group_loss_ = losses if table.classes else losses * (2 * rows.target_units[1] ** 2)
         return self
 
 
@@ -92,23 +104,23 @@ class Fair(FederatedLinear):
 class FairClassifier(LinearClassifier, Fair):
     """Logistic regression that reduces the loss of the worst group.
 
-    Every group has a training weight, learnt so that the largest of the groups' losses in a
-    cross-validation falls; predictions use the mean of the folds' models. Features are
-    standardised, by two exchanges over the clients.
+    Every group has a training weight, learnt to minimise the largest loss of a group in a
+    cross-validation; predictions use the mean of the folds' models. Features are standardised in
+    two exchanges with the clients.
 
     Args:
         {training}
         folds: of the cross-validation; fewer if no class of a group has as many rows.
         penalty: the L2 weight, relative to the mean cross-entropy of standardised rows.
-        sharpness: how closely the training follows the largest loss alone.
+        sharpness: of the smooth maximum over the groups' losses.
         {federation}
 
     Attributes:
         {classifier}
         groups_: the groups, in order of first appearance in the rows.
         group_weights_: the training weight of a row of each group; the mean over the rows is one.
-        group_loss_: the mean cross-entropy of each group; every row is judged by a model that was
-            not trained on it.
+        group_loss_: the mean cross-entropy of each group; every row is evaluated by a model that
+            was not trained on it.
         {results}
     """
 
@@ -123,20 +135,20 @@ class FairRegressor(LinearRegressor, Fair):
         {training}
         folds: of the cross-validation; fewer if no group has as many rows.
         penalty: the L2 weight, relative to the mean of half squared errors of standardised rows.
-        sharpness: how closely the training follows the largest loss alone.
+        sharpness: of the smooth maximum over the groups' losses.
         {federation}
 
     Attributes:
         {regressor}
         groups_: the groups, in order of first appearance in the rows.
         group_weights_: the training weight of a row of each group; the mean over the rows is one.
-        group_loss_: the mean squared error of each group in the units of y; every row is judged by
-            a model that was not trained on it.
+        group_loss_: the mean squared error of each group in the units of y; every row is evaluated
+            by a model that was not trained on it.
         {results}
     """
 
 
 def _group_losses(models: Linear, rows: linear.Batch, classes: int) -> np.ndarray:
-    """Return each group's mean loss on rows that the model of their fold was not trained on."""
+    """Compute each group's mean loss by models that were not trained on the row."""
     count = int(rows[2].max()) + 1
     return np.asarray(group_means(held_out(models, rows, classes), rows[2], count), float)

@@ -1,4 +1,4 @@
-"""Linear models of all kinds: how they are kept in the user's units, and predict."""
+"""Linear models: conversion to the user's units, and prediction."""
 
 from typing import Any
 
@@ -24,17 +24,17 @@ class FederatedLinear(FederatedEstimator):
     intercept_: Any
 
     def _keep(self, table: Table, rows: Scaled, model: Linear) -> None:
-        """Store a model of standardised rows, converted to the user's units."""
+        """Store a model of standardised rows in the user's units."""
         self._keep_clients(table, rows)
         self._keep_model(model, rows.units, rows.target_units, table.classes)
 
     def _keep_model(
         self, model: Linear, units: Units, target_units: tuple[float, float], classes: int
     ) -> None:
-        """Store a model of rows in these units, converted to the user's."""
-        middle, spread = target_units
-        weight = np.asarray(model.weight, float) / units.deviation[:, None] * spread
-        bias = np.asarray(model.bias, float) * spread + middle - units.mean @ weight
+        """Convert a model of rows in these units to the user's units and store it."""
+        mean, deviation = target_units
+        weight = np.asarray(model.weight, float) / units.deviation[:, None] * deviation
+        bias = np.asarray(model.bias, float) * deviation + mean - units.mean @ weight
         if classes == 2:
             weight, bias = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1]
         self.coef_, self.intercept_ = weight.T, bias
@@ -43,18 +43,16 @@ class FederatedLinear(FederatedEstimator):
 
     @property
     def _weights(self) -> np.ndarray:
-        """Return the coefficients."""
         return self.coef_
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
-        """Return what computes the outputs for a batch, and the model."""
         weight, bias = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
-        if len(getattr(self, "classes_", ())) == 2:  # of which scikit-learn keeps the second alone
+        if len(getattr(self, "classes_", ())) == 2:  # coef_ has the second class only
             weight, bias = (np.concatenate([np.zeros_like(a), a], axis=-1) for a in (weight, bias))
         return _clients.outputs, Linear(jnp.asarray(weight), jnp.asarray(bias))
 
     def _scores(self, X: Data) -> np.ndarray:
-        """Return the linear function of new rows."""
+        """Evaluate the linear function on new rows."""
         check_is_fitted(self, "coef_")
         return self._features(without(X, self._named)) @ self.coef_.T + self.intercept_
 
@@ -63,11 +61,10 @@ class LinearClassifier(FederatedClassifier, FederatedLinear):
     """A linear classifier; see its subclasses."""
 
     def _plain(self, weights: np.ndarray) -> Any:
-        """Return a `LogisticRegression` with these coefficients."""
         return _export.classifier(weights, self.intercept_, self.classes_, self.n_iter_)
 
     def decision_function(self, X: Data) -> np.ndarray:
-        """Return each row's score for every class; for two classes, only that of the second."""
+        """Return the scores of every class; for two classes, only those of the second."""
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -94,17 +91,16 @@ class LinearRegressor(RegressorMixin, FederatedLinear):
         Args:
             X: [N, d], the features.
             y: [N], the target.
-            sample_weight: [N], how much each row counts, or the name of a column of X.
+            sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        return super().score(features, y, given["sample_weight"])
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        return super().score(features, y, arguments["sample_weight"])
 
     def _plain(self, weights: np.ndarray) -> Any:
-        """Return a `Ridge` with these coefficients."""
         return _export.regressor(weights, self.intercept_)
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the target as floats, and 0 classes."""
+        """Convert the target to floats; the number of classes is 0."""
         return numbers("y", y), 0
 
     def predict(self, X: Data) -> np.ndarray:

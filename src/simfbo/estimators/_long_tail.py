@@ -18,7 +18,7 @@ from simfbo.tasks._long_tail import assemble
 
 
 class ClassAdjustment(NamedTuple):
-    """How training changes the score of each class: scale * score + shift.
+    """The adjustment of the score of each class in training: scale * score + shift.
 
     Attributes:
         scale: [C].
@@ -31,18 +31,18 @@ class ClassAdjustment(NamedTuple):
 
 @documented
 class LongTailClassifier(LinearClassifier):
-    """Logistic regression in which all classes count equally, however few rows they have.
+    """Logistic regression in which all classes have the same weight, regardless of their sizes.
 
-    Training changes the score of each class by a scale and a shift, which are learnt by a
-    cross-validation that weights all classes equally; predictions use the scores alone. Features
-    are standardised, by two exchanges over the clients.
+    Training adjusts the score of each class by a scale and a shift, which are learnt by a
+    cross-validation that weights all classes equally; predictions use the unadjusted scores.
+    Features are standardised in two exchanges with the clients.
 
     Args:
         {training}
         folds: of the cross-validation; fewer if no class has as many rows.
         penalty: the L2 weight, relative to the mean cross-entropy of standardised rows.
-        prior: how strongly scales and shifts are pulled towards those of logit adjustment, which
-            prevents overfitting to classes with a handful of rows.
+        prior: the weight of a penalty that pulls scales and shifts towards those of logit
+            adjustment, to prevent overfitting to classes with a handful of rows.
         {federation}
 
     Attributes:
@@ -71,10 +71,16 @@ class LongTailClassifier(LinearClassifier):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
-            batch_size=batch_size, random_state=random_state, verbose=verbose,
+            rounds=rounds,
+            tol=tol,
+            steps=steps,
+            cohort=cohort,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            random_state=random_state,
+            verbose=verbose,
             track=track,
-        )  # fmt: skip
+        )
         self.folds = folds
         self.penalty = penalty
         self.prior = prior
@@ -93,11 +99,16 @@ class LongTailClassifier(LinearClassifier):
         table, seed = self._read(X, y, clients), self._seed()
         rows = standardised(table, one_hot(table.target, table.classes))
         setting = assemble(
-            rows.training, rows.shares, folds=self._folds(self.folds, table.target),
-            penalty=self.penalty, prior=self.prior, batch_size=self.batch_size, seed=seed,
-        )  # fmt: skip
+            rows.training,
+            rows.shares,
+            folds=self._folds(self.folds, table.target),
+            penalty=self.penalty,
+            prior=self.prior,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
         state = self._train(setting, rows, seed)
         self._keep(table, rows, linear.averaged(state.y))
-        scale, shift = (np.asarray(part, float) for part in state.x)
+        scale, shift = (np.asarray(array, float) for array in state.x)
         self.adjustment_ = ClassAdjustment(np.exp(scale), np.log(rows.shares) + shift)
         return self

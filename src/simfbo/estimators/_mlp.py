@@ -29,11 +29,11 @@ from simfbo.tasks.task import Outputs
 
 @documented
 class FederatedMLPClassifier(FederatedClassifier, Regularised):
-    """A small neural network that learns how strongly to regularise every feature or layer.
+    """A small neural network that learns an L2 weight for every feature or layer.
 
     Like `FederatedLogistic`, with a network of tanh units for each fold in place of a linear model;
-    predictions use the mean of the networks' probabilities. The hypergradient uses the Hessian of
-    Gauss and Newton, with which the lower problem behaves like a convex one.
+    predictions use the mean of the networks' probabilities. The hypergradient uses the Gauss-Newton
+    matrix, which is positive semidefinite, in place of the Hessian.
 
     Args:
         hidden_layer_sizes: the sizes of the hidden layers; one number for a single layer.
@@ -79,63 +79,70 @@ class FederatedMLPClassifier(FederatedClassifier, Regularised):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, tol=tol, steps=steps, folds=folds, floor=floor, spread=spread,
-            sparsity=sparsity, cohort=cohort, local_steps=local_steps, batch_size=batch_size,
-            random_state=random_state, verbose=verbose, track=track,
-        )  # fmt: skip
+            rounds=rounds,
+            tol=tol,
+            steps=steps,
+            folds=folds,
+            floor=floor,
+            spread=spread,
+            sparsity=sparsity,
+            cohort=cohort,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            random_state=random_state,
+            verbose=verbose,
+            track=track,
+        )
         self.hidden_layer_sizes = hidden_layer_sizes
         self.regularise = regularise
 
     def _form(self) -> Form:
-        """Return networks of the given sizes."""
         if self.regularise not in ("features", "layers"):
             raise UserError(f"regularise must be 'features' or 'layers', got {self.regularise!r}.")
-        given = self.hidden_layer_sizes
-        sizes = (given,) if isinstance(given, Integral) else given
+        value = self.hidden_layer_sizes
+        sizes = (value,) if isinstance(value, Integral) else value
         if isinstance(sizes, str) or not isinstance(sizes, Sequence | np.ndarray) or not len(sizes):
-            raise UserError(f"hidden_layer_sizes must be such as 16 or (16, 8), got {given!r}.")
+            raise UserError(f"hidden_layer_sizes must be such as 16 or (16, 8), got {value!r}.")
         for size in sizes:
             check_scalar(size, "hidden_layer_sizes", Integral, min_val=1)
         return form(tuple(map(int, sizes)), self.regularise == "features")
 
     def _keep_state(self, table: Table, rows: Scaled, state: Any) -> None:
         """Store the folds' networks in the user's units, and their L2 weights."""
-        first, *others = _networks(state.x, state.y)
+        first, *later = _networks(state.x, state.y)
         weight = np.asarray(first.weight, float) / rows.units.deviation[:, None]
         bias = np.asarray(first.bias, float) - rows.units.mean @ weight
-        later = [(np.asarray(a.weight, float), np.asarray(a.bias, float)) for a in others]
-        self.coefs_, self.intercepts_ = map(list, zip((weight, bias), *later, strict=True))
-        found = penalties(np.asarray(state.x, float), self.floor)
-        self.regularisation_, self.layer_regularisation_ = np.split(found, [-len(others)])
+        pairs = [(np.asarray(a.weight, float), np.asarray(a.bias, float)) for a in later]
+        self.coefs_, self.intercepts_ = map(list, zip((weight, bias), *pairs, strict=True))
+        l2_weights = penalties(np.asarray(state.x, float), self.floor)
+        self.regularisation_, self.layer_regularisation_ = np.split(l2_weights, [-len(later)])
 
     def predict_proba(self, X: Data) -> np.ndarray:
         """Return the probability of every class, in the order of `classes_`."""
         check_is_fitted(self, "coefs_")
         hidden = self._features(without(X, self._named))[None]
-        *others, last = zip(self.coefs_, self.intercepts_, strict=True)
-        for weight, bias in others:
+        *layers, (weight_out, bias_out) = zip(self.coefs_, self.intercepts_, strict=True)
+        for weight, bias in layers:
             hidden = np.tanh(hidden @ weight + bias[:, None])
-        scores = hidden @ last[0] + last[1][:, None]
+        scores = hidden @ weight_out + bias_out[:, None]
         odds = np.exp(scores - scores.max(-1, keepdims=True))
         return (odds / odds.sum(-1, keepdims=True)).mean(0)
 
     def predict(self, X: Data) -> np.ndarray:
         """Return the most likely class of every row."""
-        likely = self.predict_proba(X).argmax(1)
-        return self.classes_[likely]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     @property
     def _weights(self) -> np.ndarray:
-        """Return the weights of the first layer, [folds, outputs, features]."""
+        """The weights of the first layer, [folds, outputs, features]."""
         return self.coefs_[0].swapaxes(1, 2)
 
     def _plain(self, weights: np.ndarray) -> Any:
-        """Return a `VotingClassifier` of networks with these weights of the features."""
         coefs = [weights.swapaxes(1, 2), *self.coefs_[1:]]
         return _export.networks(coefs, self.intercepts_, self.classes_)
 
     def _predictor(self) -> tuple[Outputs, PyTree]:
-        """Return (x, y, batch) -> the logarithms of the probabilities, and the networks."""
+        """Return (x, y, batch) -> the log-probabilities, and the networks."""
         pairs = zip(self.coefs_, self.intercepts_, strict=True)
         return _log_probabilities, tuple(Linear(*map(jnp.asarray, pair)) for pair in pairs)
 
@@ -147,5 +154,5 @@ def _networks(x: jax.Array, y: Layers) -> Layers:
 
 
 def _log_probabilities(x: PyTree, y: Layers, batch: linear.Batch) -> jax.Array:
-    each = jax.vmap(lambda layers: jax.nn.log_softmax(network(layers, batch[0])))(y)
-    return jax.nn.logsumexp(each, axis=0) - jnp.log(len(each))
+    by_fold = jax.vmap(lambda layers: jax.nn.log_softmax(network(layers, batch[0])))(y)
+    return jax.nn.logsumexp(by_fold, axis=0) - jnp.log(len(by_fold))

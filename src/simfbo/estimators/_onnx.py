@@ -1,7 +1,7 @@
 """Fitted models in the format ONNX, by skl2onnx.
 
-ONNX has neither missing texts nor a column that rare categories share. So "" stands for a missing
-text, and every rare category gets a column of its own with the coefficient of the shared one.
+ONNX supports neither missing strings nor a common column of rare categories. So "" stands for a
+missing string, and every rare category has a separate column with the common coefficient.
 """
 
 from collections.abc import Callable
@@ -27,48 +27,50 @@ Plain = Callable[[np.ndarray], Any]
 def exported(
     tabular: FederatedTabular | None, coef: np.ndarray, plain: Plain, path: str | Path | None
 ) -> "onnx.ModelProto":
-    """Return a model in the format ONNX.
+    """Convert a model to ONNX.
 
     Args:
-        tabular: what turns a table into numbers; None if it holds only numbers.
-        coef: the coefficients; the last axis counts features.
+        tabular: the preprocessing; None for a table of numbers.
+        coef: the coefficients; features are the last axis.
         plain: (coefficients) -> a model of scikit-learn.
-        path: where to write it as well.
+        path: a file to write, or None.
     """
     convert, types = require("skl2onnx", "onnx"), require("skl2onnx.common.data_types", "onnx")
     if tabular is None:
-        whole = plain(coef)
+        model = plain(coef)
         inputs = [("X", types.FloatTensorType([None, coef.shape[-1]]))]
     else:
-        whole = Pipeline([("table", _table(tabular)), ("model", plain(_widened(tabular, coef)))])
+        model = Pipeline([("table", _table(tabular)), ("model", plain(_widened(tabular, coef)))])
         kinds = {True: types.StringTensorType, False: types.FloatTensorType}
         inputs = [(name, kinds[name in tabular.categories_]([None, 1])) for name in tabular.inputs]
-    options = {"zipmap": False} if hasattr(whole, "predict_proba") else {}
-    found = convert.to_onnx(whole, initial_types=inputs, options=options)
+    options = {"zipmap": False} if hasattr(model, "predict_proba") else {}
+    proto = convert.to_onnx(model, initial_types=inputs, options=options)
     if path is not None:
-        write_atomic(Path(path), found.SerializeToString())
-    return found
+        write_atomic(Path(path), proto.SerializeToString())
+    return proto
 
 
 def _table(tabular: FederatedTabular) -> ColumnTransformer:
-    """Return what turns a table into numbers, in the order of its columns, as ONNX can do it."""
-    parts = [(f"column{j}", _column(tabular, name), [j]) for j, name in enumerate(tabular.inputs)]
+    """Create the preprocessing of a table from transformers that ONNX supports."""
+    transformers = [
+        (f"column{j}", _column(tabular, name), [j]) for j, name in enumerate(tabular.inputs)
+    ]
     columns = [np.array(_rows(tabular, name), object) for name in tabular.inputs]
-    most = max(map(len, columns))
-    rows = np.stack([np.resize(column, most) for column in columns], 1)
-    return ColumnTransformer(parts, sparse_threshold=0).fit(rows)
+    longest = max(map(len, columns))
+    rows = np.stack([np.resize(column, longest) for column in columns], 1)
+    return ColumnTransformer(transformers, sparse_threshold=0).fit(rows)
 
 
 def _column(tabular: FederatedTabular, name: str) -> Any:
-    """Return what turns a column into numbers; it will be fitted to `_rows`."""
+    """Create the transformer of a column, to be fitted to `_rows`."""
     if name not in tabular.categories_:
-        return SimpleImputer(strategy="median")  # of equal numbers: exactly that number
-    known: Any = [_rows(tabular, name)]
-    return OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
+        return SimpleImputer(strategy="median")  # the median of equal numbers is exact
+    categories: Any = [_rows(tabular, name)]
+    return OneHotEncoder(categories=categories, handle_unknown="ignore", sparse_output=False)
 
 
 def _rows(tabular: FederatedTabular, name: str) -> list[Any]:
-    """Return the number that fills gaps, or all categories."""
+    """Return the imputed number, or all categories."""
     if name not in tabular.categories_:
         return [tabular.fill_[tabular.numeric_.index(name)]]
     texts = [*tabular.categories_[name], *tabular.infrequent_[name]]
@@ -81,11 +83,11 @@ def _rows(tabular: FederatedTabular, name: str) -> list[Any]:
 
 
 def _widened(tabular: FederatedTabular, coef: np.ndarray) -> np.ndarray:
-    """Return coefficients in which every rare category has one."""
-    places: list[int] = []
+    """Repeat the common coefficient of rare categories for each of them."""
+    indices: list[int] = []
     for name in tabular.inputs:
-        first = places[-1] + 1 if places else 0
-        kept = len(tabular.categories_.get(name, [""]))  # a number has one column
+        first = indices[-1] + 1 if indices else 0
+        frequent = len(tabular.categories_.get(name, [""]))  # a number has one column
         rare = len(tabular.infrequent_.get(name, []))
-        places += [*range(first, first + kept), *[first + kept] * rare]
-    return coef[..., places]
+        indices += [*range(first, first + frequent), *[first + frequent] * rare]
+    return coef[..., indices]

@@ -47,10 +47,16 @@ class Regularised(FederatedEstimator):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, tol=tol, steps=steps, cohort=cohort, local_steps=local_steps,
-            batch_size=batch_size, random_state=random_state, verbose=verbose,
+            rounds=rounds,
+            tol=tol,
+            steps=steps,
+            cohort=cohort,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            random_state=random_state,
+            verbose=verbose,
             track=track,
-        )  # fmt: skip
+        )
         self.folds = folds
         self.floor = floor
         self.spread = spread
@@ -64,7 +70,7 @@ class Regularised(FederatedEstimator):
             y: [N], the target.
             clients: [N], the client that holds each row, or the name of a column of X, which is
                 then no feature; a single client by default, with a warning.
-            sample_weight: [N], how much each row counts, or the name of a column of X.
+            sample_weight: [N], the weight of each row, or the name of a column of X.
         """
         check_positive(self, "floor", "spread")
         check_scalar(self.sparsity, "sparsity", Real, min_val=0)
@@ -73,10 +79,16 @@ class Regularised(FederatedEstimator):
         seed, rows = self._seed(), standardised(table, weight=weight)
         folds = self._folds(self.folds, rows.training.strata)
         setting = assemble(
-            rows.training, folds=folds, floor=self.floor, sparsity=self.sparsity,
-            spread=self.spread, batch_size=self.batch_size, seed=seed,
-            count=bucket_size(len(table.target)), form=self._form(),  # the same for similar tables
-        )  # fmt: skip
+            rows.training,
+            folds=folds,
+            floor=self.floor,
+            sparsity=self.sparsity,
+            spread=self.spread,
+            batch_size=self.batch_size,
+            seed=seed,
+            count=bucket_size(len(table.target)),  # equal for tables of similar sizes
+            form=self._form(),
+        )
         state = self._train(setting, rows, seed)
         self._keep_clients(table, rows)
         self._keep_state(table, rows, state)
@@ -95,7 +107,6 @@ class RegularisedLinear(Regularised, FederatedLinear):
     """A linear model with an L2 weight for every feature; see its subclasses."""
 
     def _form(self) -> Form:
-        """Return linear models."""
         return LINEAR
 
     def _keep_state(self, table: Table, rows: Scaled, state: Any) -> None:
@@ -106,15 +117,15 @@ class RegularisedLinear(Regularised, FederatedLinear):
 
 @jax.jit
 def _model(x: jax.Array, y: Linear) -> Linear:
-    """Return the mean of the folds' models, in the features' own units."""
+    """Return the mean of the folds' models in the original units of the features."""
     return scaled(x, linear.averaged(y))
 
 
 @documented
 class FederatedRidge(LinearRegressor, RegularisedLinear, Deployable):
-    """Ridge regression that learns how strongly to regularise every feature.
+    """Ridge regression that learns an L2 weight for every feature.
 
-    Features and target are standardised, by two exchanges over the clients. The L2 weights minimise
+    Features and target are standardised in two exchanges with the clients. The L2 weights minimise
     the error of a cross-validation; predictions use the mean of the folds' models.
 
     Args:
@@ -142,7 +153,7 @@ class FederatedRidge(LinearRegressor, RegularisedLinear, Deployable):
 
 @documented
 class FederatedLogistic(LinearClassifier, RegularisedLinear, Deployable):
-    """Logistic regression that learns how strongly to regularise every feature.
+    """Logistic regression that learns an L2 weight for every feature.
 
     Like `FederatedRidge`, but for classes: with the cross-entropy in place of the squared error.
 
@@ -165,12 +176,11 @@ FAMILIES = {"poisson": linear.Target.COUNT, "gamma": linear.Target.SIZE}
 
 @documented
 class FederatedGLM(LinearRegressor, RegularisedLinear):
-    """Regression of counts, rates and positive amounts that learns how strongly to regularise.
+    """Regression of counts, rates and positive amounts that learns an L2 weight for every feature.
 
-    Like `FederatedRidge`, but for a target whose logarithm is linear in the features, with half the
-    deviance in place of half the squared error. For rates, pass y = counts / exposure and
-    sample_weight = exposure; for survival with a constant hazard, y = event / time and
-    sample_weight = time.
+    Like `FederatedRidge`, with a log link, and with half the deviance in place of half the squared
+    error. For rates, pass y = counts / exposure and sample_weight = exposure; for survival with a
+    constant hazard, y = event / time and sample_weight = time.
 
     Args:
         family: "poisson" for counts and rates, "gamma" for positive amounts.
@@ -215,24 +225,33 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
     ) -> None:
         """Store the parameters; `fit` validates them."""
         super().__init__(
-            rounds=rounds, tol=tol, steps=steps, folds=folds, floor=floor, spread=spread,
-            sparsity=sparsity, cohort=cohort, local_steps=local_steps, batch_size=batch_size,
-            random_state=random_state, verbose=verbose, track=track,
-        )  # fmt: skip
+            rounds=rounds,
+            tol=tol,
+            steps=steps,
+            folds=folds,
+            floor=floor,
+            spread=spread,
+            sparsity=sparsity,
+            cohort=cohort,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            random_state=random_state,
+            verbose=verbose,
+            track=track,
+        )
         self.family = family
 
     def _encoded(self, y: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the target as floats, and what it is."""
+        """Validate the target; return it as floats with the `Target` of the family."""
         if self.family not in FAMILIES:
             raise UserError(f"family must be 'poisson' or 'gamma', got {self.family!r}.")
         y = numbers("y", y)
         if y.min() < 0 or (self.family == "gamma" and y.min() == 0):
-            least = "positive" if self.family == "gamma" else "zero or positive"
-            raise UserError(f"y must be {least} in every row for family={self.family!r}.")
+            sign = "positive" if self.family == "gamma" else "zero or positive"
+            raise UserError(f"y must be {sign} in every row for family={self.family!r}.")
         return y, FAMILIES[self.family]
 
     def _plain(self, weights: np.ndarray) -> Any:
-        """Return a `PoissonRegressor` or `GammaRegressor` with these coefficients."""
         kind = _export.GLMS[self.family]
         return _export.regressor(weights, self.intercept_, self.n_iter_, kind)
 
@@ -241,16 +260,17 @@ class FederatedGLM(LinearRegressor, RegularisedLinear):
         return np.exp(self._scores(X))
 
     def score(self, X: Data, y: Data, sample_weight: Data = None) -> float:
-        """Return the share of the deviance that the model explains, D^2.
+        """Return D^2, the fraction of deviance explained.
 
         Args:
             X: [N, d], the features.
             y: [N], the target.
-            sample_weight: [N], how much each row counts, or the name of a column of X.
+            sample_weight: [N], the weight of each row, or the name of a column of X.
         """
-        features, given, _ = take_named(X, {"sample_weight": sample_weight})
-        power, found = 1 if self.family == "poisson" else 2, self.predict(features)
-        return float(d2_tweedie_score(y, found, sample_weight=given["sample_weight"], power=power))
+        features, arguments, _ = take_named(X, {"sample_weight": sample_weight})
+        power, weight = 1 if self.family == "poisson" else 2, arguments["sample_weight"]
+        predicted = self.predict(features)
+        return float(d2_tweedie_score(y, predicted, sample_weight=weight, power=power))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,8 +1,8 @@
 """Two exchanges before training: means and standard deviations over all clients' rows.
 
-Clients send the means of their columns, weighted by their numbers of rows, and then, once they know
-the mean over all, those of the squared distances from it; nobody sees another client's rows. From
-squares alone, a variance would be the difference of two numbers that may be almost equal.
+Clients send the means of their columns, weighted by their numbers of rows, and then, relative to
+the mean over all clients, those of the squared distances. A variance from the means of squares
+alone would suffer from cancellation.
 """
 
 import math
@@ -38,7 +38,7 @@ class Units(NamedTuple):
     deviation: np.ndarray
 
     def __call__(self, columns: np.ndarray) -> np.ndarray:
-        """Return the columns standardised, in single precision."""
+        """Standardise columns, in single precision."""
         return ((columns - self.mean) / self.deviation).astype(np.float32)
 
     def part(self, columns: slice) -> "Units":
@@ -53,9 +53,9 @@ class Table(NamedTuple):
         inputs: [N, d] in the user's units.
         target: [N], indices into `classes_`, or numbers in the user's units.
         classes: the number of classes, or a `simfbo.tasks.linear.Target`.
-        clients: which client holds which row.
-        given: further arguments of `fit` with a value per row, by name; None where they are absent.
-        ledger: with the exchanges so far, if there were any.
+        clients: the client of each row.
+        given: further arguments of `fit` with a value per row, by name, or None.
+        ledger: of the exchanges so far.
     """
 
     inputs: np.ndarray
@@ -67,12 +67,12 @@ class Table(NamedTuple):
 
     @property
     def parts(self) -> Rows:
-        """Return each client's rows."""
+        """Each client's rows."""
         return by_user(self.clients.owner)
 
 
 class Scaled(NamedTuple):
-    """Standardised rows, and how they were scaled.
+    """Standardised rows and their units.
 
     Attributes:
         training: the standardised features, the target (standardised if it is a number) and the
@@ -81,7 +81,7 @@ class Scaled(NamedTuple):
         target_units: mean and deviation of the target; 0 and 1 for classes, the logarithm of the
             mean and 1 for counts and sizes.
         shares: the means of the extra columns.
-        ledger: the table's, with the exchanges that measured the units.
+        ledger: of the table, including the exchanges for the units.
     """
 
     training: Training
@@ -92,27 +92,30 @@ class Scaled(NamedTuple):
 
 
 def standardised(table: Table, *extra: np.ndarray, weight: np.ndarray | None = None) -> Scaled:
-    """Standardise the rows, by two exchanges over the clients.
+    """Standardise the rows in two exchanges with the clients.
 
     Args:
         table: the rows.
         extra: further columns to average in the same exchanges.
-        weight: [N], how much each row counts; all the same by default.
+        weight: [N], the weights of rows; equal by default.
     """
-    own = () if table.classes > 0 else (table.target[:, None],)
-    columns = np.hstack([table.inputs, *own, *extra])
+    is_number = table.classes <= 0
+    numeric_target = [table.target[:, None]] if is_number else []
+    columns = np.hstack([table.inputs, *numeric_target, *extra])
     units, mean_weight = measure(columns, table.parts, table.ledger, weight)
     width = table.inputs.shape[1]
-    of_features, target, scale = units.part(slice(width)), table.target, (0.0, 1.0)
-    if own:
-        target, scale = _in_units(target, units.part(slice(width, width + 1)), table.classes)
+    feature_units, target, target_units = units.part(slice(width)), table.target, (0.0, 1.0)
+    if is_number:
+        target_column = units.part(slice(width, width + 1))
+        target, target_units = _standardised_target(target, target_column, table.classes)
     share = None if weight is None else (weight / mean_weight).astype(np.float32)
-    training = Training(of_features(table.inputs), target, table.classes, table.parts, share)
-    return Scaled(training, of_features, scale, units.mean[width + len(own) :], table.ledger)
+    training = Training(feature_units(table.inputs), target, table.classes, table.parts, share)
+    shares = units.mean[width + is_number :]
+    return Scaled(training, feature_units, target_units, shares, table.ledger)
 
 
-def _in_units(target: np.ndarray, units: Units, kind: int) -> tuple[np.ndarray, Pair]:
-    """Return the target in units of its own, and what takes a model of it to the user's."""
+def _standardised_target(target: np.ndarray, units: Units, kind: int) -> tuple[np.ndarray, Pair]:
+    """Standardise the target; return it and the (mean, scale) that undoes it."""
     mean, deviation = float(units.mean[0]), float(units.deviation[0])
     if kind == Target.NUMBER:
         return units(target), (mean, deviation)
@@ -124,7 +127,7 @@ def _in_units(target: np.ndarray, units: Units, kind: int) -> tuple[np.ndarray, 
 def measure(
     columns: np.ndarray, parts: Rows, ledger: Ledger, weight: np.ndarray | None = None
 ) -> tuple[Units, float]:
-    """Measure the units of the clients' columns, in two exchanges that the ledger records.
+    """Compute the units of the clients' columns in two exchanges that the ledger records.
 
     Returns:
         The units, and the mean of the rows' weights.
@@ -134,24 +137,25 @@ def measure(
     with jax.enable_x64(True):
         federation = SimulatedFederation(pad_to_buckets(federate(rows, parts, parts)))
         federation.ledger = ledger
-        key = jax.random.key(0)  # nothing is drawn: all clients reply
+        key = jax.random.key(0)  # unused: there are no random draws
         cohort = federation.cohort(key)
-        found = federation.sum(means, (), cohort, key)
-        total = float(found[1]) if weighted else 1.0
-        centre = np.asarray(found[0], float) / total
-        found = federation.sum(centred_moments, centre, cohort, key)
-        shift, square = (np.asarray(part, float) / total for part in found)
-    return units_of(centre, shift, square, len(columns)), total
+        first = federation.sum(means, (), cohort, key)
+        mean_weight = float(first[1]) if weighted else 1.0
+        centre = np.asarray(first[0], float) / mean_weight
+        moments = federation.sum(centred_moments, centre, cohort, key)
+        shift, square = (np.asarray(moment, float) / mean_weight for moment in moments)
+    return units_of(centre, shift, square, len(columns)), mean_weight
 
 
 def units_of(centre: np.ndarray, shift: np.ndarray, square: np.ndarray, count: float) -> Units:
-    """Return the units of columns.
+    """Compute the units of columns from their moments.
 
     Args:
         centre: numbers near the columns' means, or within a deviation of them.
-        shift: the means of the columns less the centre.
-        square: the means of the squares of that.
-        count: of the rows; a deviation below the rounding error of a sum of so many counts as none.
+        shift: the means of the columns minus the centre.
+        square: the means of the squares of the columns minus the centre.
+        count: the number of rows; columns with a deviation below the rounding error of a sum over
+            these rows are constant.
     """
     mean, deviation = centre + shift, np.sqrt(np.maximum(square - shift**2, 0))
     constant = deviation <= count * np.finfo(float).eps * np.abs(mean)
@@ -159,19 +163,19 @@ def units_of(centre: np.ndarray, shift: np.ndarray, square: np.ndarray, count: f
 
 
 def means(payload: PyTree, client: Client) -> tuple[PyTree, ...]:
-    """Return the means of a client's columns, times the rows' weights if there are any, and these.
+    """Return the weighted means of a client's columns and, with weights, the mean weight.
 
     The samples are (columns,) or (columns, weights).
     """
     batch = client.data.lower.full(client.data.client)
-    first = average(lambda rows: _weighted(rows[0], rows).mean(0), batch)
+    column_means = average(lambda rows: _weighted(rows[0], rows).mean(0), batch)
     if len(client.data.lower.samples) == 1:
-        return (first,)
-    return first, average(lambda rows: rows[1].mean(), batch)
+        return (column_means,)
+    return column_means, average(lambda rows: rows[1].mean(), batch)
 
 
 def centred_moments(centre: jax.Array, client: Client) -> tuple[PyTree, PyTree]:
-    """Return the means of a client's columns less the centre, and of the squares of that."""
+    """Return the means of a client's columns minus the centre, and of their squares."""
     batch = client.data.lower.full(client.data.client)
 
     def mean(power: int) -> PyTree:
@@ -181,10 +185,10 @@ def centred_moments(centre: jax.Array, client: Client) -> tuple[PyTree, PyTree]:
 
 
 def _weighted(numbers: PyTree, rows: PyTree) -> PyTree:
-    """Return numbers times the weights of their rows, if these have any."""
+    """Multiply numbers by the weights of their rows, if there are any."""
     return numbers if len(rows) == 1 else rows[1][:, None] * numbers
 
 
 def one_hot(labels: np.ndarray, count: int) -> np.ndarray:
-    """Return a 0/1 column for each of `count` labels; its mean is the label's share of the rows."""
+    """Encode labels as `count` columns of 0 and 1, with means equal to the labels' shares."""
     return np.eye(count)[labels]

@@ -1,11 +1,11 @@
-"""Rows that are standardised where they are: an algorithm that measures their units first.
+"""Standardisation on the clients: a wrapper of methods that measures the units of rows first.
 
-The clients of a deployment hold rows in the users' units. Before the first round, two exchanges add
-up their counts and sums, and the squared distances from the mean. Single precision is not enough
-for the difference of a number and a mean that is much larger, so both are pairs of numbers, the
-second of which is what the first leaves out. From then on every payload carries the units as a
-fourth part, and a client step sees standardised rows. The units are a part of the state, so a
-resumed run has them. They belong to no channel, so codecs leave them as they are.
+The clients of a deployment have rows in the users' units. Before the first round, two exchanges add
+up their counts and sums, and the squared distances from the mean. Since single precision is
+insufficient for the difference between a number and a much larger mean, both are pairs of single
+precision numbers, a value and its rounding error. All payloads then have the units as a fourth
+part, and client steps receive standardised rows. The units are part of the state, and therefore of
+checkpoints. They belong to no channel, so that codecs do not change them.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from simfbo.estimators._scaling import units_of
 
 
 class Measured(NamedTuple):
-    """What the clients' rows have in common.
+    """The units of all clients' rows.
 
     Attributes:
-        mean: of every column, as `pairs` returns it.
+        mean: of every column, in the form of `pairs`.
         deviation: of every column.
-        rows: how many there are; 0 before they are counted.
+        rows: their number; 0 before the measurement.
     """
 
     mean: Any
@@ -48,14 +48,14 @@ class Standardised(NamedTuple):
 
 
 class OnScaled(WrappedStep):
-    """A client step on standardised rows, whose payload has the units as its last part."""
+    """A client step on standardised rows; its payload has the units as the last part."""
 
     def __call__(self, payload: PyTree, client: Client) -> PyTree:
         """Run the step."""
         *at, units = payload
         lower, upper = (
-            replace(part, samples=scaled(part.samples, Measured(*units)))
-            for part in (client.data.lower, client.data.upper)
+            replace(level, samples=scaled(level.samples, Measured(*units)))
+            for level in (client.data.lower, client.data.upper)
         )
         data = client.data._replace(lower=lower, upper=upper)
         return self.step(Point(*at), client._replace(data=data))
@@ -72,41 +72,41 @@ class Totals(eqx.Module):
 
     @client_step
     def centred_totals(self, centre: jax.Array, client: Client) -> PyTree:
-        """Return the sums of a client's columns less the centre, and of the squares of that."""
+        """Return the sums of a client's columns minus the centre, and of their squares."""
         _, total = _sums(client)
         return total(centre, 1), total(centre, 2)
 
 
 class OnStandardised(Wrapper):
-    """A method whose payloads are (x, y, v), on standardised rows.
+    """A method with payloads (x, y, v) on standardised rows.
 
     Attributes:
-        columns: of the samples that the clients hold: (pairs of columns, and any other arrays).
+        columns: the number of columns in the clients' samples (pairs of columns, ...).
     """
 
     columns: int = eqx.field(static=True)
 
     def inner_state(self, state: Standardised) -> PyTree:
-        """Return the method's own state."""
+        """Return the state of the wrapped method."""
         return state.base
 
     def init(self, x: PyTree, y: PyTree) -> Standardised:
-        """Return the initial state: nothing is measured."""
+        """Return the initial state, before the measurement."""
         zeros = (np.zeros(shape, np.float32) for shape in ((2, self.columns), self.columns, ()))
         return Standardised(self.inner.init(x, y), Measured(*on_device(tuple(zeros))))
 
     def with_inner_state(self, state: Standardised, inner: PyTree) -> Standardised:
-        """Return a state with another one of the method."""
+        """Replace the state of the wrapped method."""
         return state._replace(base=inner)
 
     def view(self, state: Standardised, federation: Federation) -> Federation:
-        """Return the federation with the units in every payload."""
+        """Return a view of the federation that adds the units to every payload."""
 
         def with_units(verb: Verb) -> Verb:
-            def ask(step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array) -> PyTree:
+            def call(step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array) -> PyTree:
                 return verb(OnScaled(step), (*payload, tuple(state.units)), cohort, key)
 
-            return ask
+            return call
 
         return View(federation, with_units(federation.sum), with_units(federation.gather))
 
@@ -116,7 +116,7 @@ class OnStandardised(Wrapper):
 
     @property
     def client_steps(self) -> dict[str, ClientStep]:
-        """Return the steps that measure, and the method's own on standardised rows."""
+        """The steps of the measurement, and those of the wrapped method on standardised rows."""
         inner = self.inner.client_steps.items()
         return {**marked(Totals()), **{name: OnScaled(step) for name, step in inner}}
 
@@ -127,26 +127,26 @@ class OnStandardised(Wrapper):
 
 
 def standardised(algorithm: Method, columns: int) -> Method:
-    """Let an algorithm whose payloads are (x, y, v) see standardised rows.
+    """Wrap an algorithm with payloads (x, y, v) to run on standardised rows.
 
     Args:
-        algorithm: of a problem whose samples are as `scaled` returns them.
-        columns: of the samples that the clients hold: (pairs of columns, and any other arrays).
+        algorithm: of a problem with samples in the form of `scaled`.
+        columns: the number of columns in the clients' samples (pairs of columns, ...).
     """
     return OnStandardised(algorithm, columns)
 
 
 def scaled(samples: PyTree, units: Measured) -> PyTree:
-    """Return (columns, ...) with standardised columns, and the number of all rows as the last."""
+    """Standardise the columns of samples (columns, ...), and append the total number of rows."""
     columns, *rest = samples
     count = jnp.broadcast_to(units.rows, len(columns))
     return (columns - units.mean).sum(1) / units.deviation, *rest, count
 
 
 def pairs(numbers: np.ndarray) -> np.ndarray:
-    """Return each number of [..., d] as two in single precision, [..., 2, d], whose sum it is."""
-    first = numbers.astype(np.float32)
-    return np.stack([first, (numbers - first).astype(np.float32)], -2)
+    """Split numbers [..., d] into sums of two single precision numbers, [..., 2, d]."""
+    rounded = numbers.astype(np.float32)
+    return np.stack([rounded, (numbers - rounded).astype(np.float32)], -2)
 
 
 def _sums(client: Client) -> tuple[jax.Array, Callable[[Any, int], jax.Array]]:
@@ -164,22 +164,22 @@ def _sums(client: Client) -> tuple[jax.Array, Callable[[Any, int], jax.Array]]:
 
 
 def _measured(state: Standardised, federation: Federation, key: jax.Array) -> Standardised:
-    """Measure the units."""
-    everyone = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
+    """Measure the units in two exchanges with all clients."""
+    cohort = Cohort(np.arange(federation.n, dtype=np.int32), np.ones(federation.n))
     with jax.enable_x64(True):
-        found = federation.sum(Totals().totals, (), everyone, key)
+        totals = federation.sum(Totals().totals, (), cohort, key)
         _require_all(federation)
-        count, first = (np.asarray(part, float) for part in found)
-        found = federation.sum(Totals().centred_totals, first / count, everyone, key)
+        count, total = (np.asarray(number, float) for number in totals)
+        moments = federation.sum(Totals().centred_totals, total / count, cohort, key)
         _require_all(federation)
-        shift, square = (np.asarray(part, float) / count for part in found)
-    mean, deviation = units_of(first / count, shift, square, float(count))
-    parts = pairs(mean), np.asarray(deviation, np.float32), np.asarray(count, np.float32)
-    return state._replace(units=Measured(*on_device(parts)))
+        shift, square = (np.asarray(moment, float) / count for moment in moments)
+    mean, deviation = units_of(total / count, shift, square, float(count))
+    units = pairs(mean), np.asarray(deviation, np.float32), np.asarray(count, np.float32)
+    return state._replace(units=Measured(*on_device(units)))
 
 
 def _require_all(federation: Federation) -> None:
-    """Raise unless every client's reply counted: the units would be those of others."""
+    """Raise if a reply was rejected, since the units would be wrong."""
     exchange = federation.latest
     if exchange is not None and not np.all(exchange.admitted):
         raise TooFewReplies(int(np.sum(exchange.admitted)), exchange)

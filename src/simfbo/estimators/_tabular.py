@@ -45,36 +45,37 @@ from simfbo.estimators._columns import (
 from simfbo.estimators._export import transformer
 from simfbo.estimators._validation import Data, members, warn_of_one_client
 
-_FEW = 20  # rows, of which nothing is said
+_FEW = 20  # rows, up to which there is no warning of identifiers
 
 
 class FederatedTabular(TransformerMixin, BaseEstimator):
-    """Turn a table with text and missing values into numbers, without pooling the clients' rows.
+    """Convert a table with text and missing values to numbers, without pooling the clients' rows.
 
-    Text becomes a column of zeros and ones per category, with the categories of all clients,
-    sorted. Missing numbers are replaced by the median or mean over all clients, then numbers are
-    standardised; True and False are 1 and 0. In a text column missing is a category of its own, if
-    it was seen in `fit`; an unknown category gives zeros.
+    Text is one-hot encoded, with the sorted categories of all clients. Missing numbers are replaced
+    by the median or mean over all clients, then numbers are standardised; True and False are 1 and
+    0. In a text column, missing values are a separate category if they occurred in `fit`; unknown
+    categories are encoded as zeros.
 
-    Everything is learnt by exchanges that the ledger counts: one for what the columns hold, one for
-    the categories, eight for medians or one for means, one for the scales. The server learns which
-    client has which categories in how many rows; of numbers it sees sums over the clients only.
+    The parameters are learnt in exchanges that the ledger records: one for the kinds of columns,
+    one for the categories, eight for medians or one for means, one for the scales. The server
+    learns the number of rows of each category on each client; numbers are only summed over the
+    clients.
 
     Args:
         impute: "median" or "mean".
-        scale: whether numbers are standardised after that; zeros and ones never are.
-        min_rows: categories that fewer rows have, over all clients, share the column `infrequent`.
+        scale: True to standardise numeric columns; one-hot columns are never standardised.
+        min_rows: categories with fewer rows, over all clients, share the column `infrequent`.
 
     Attributes:
         categories_: the categories of each text column, by its name; None for missing.
-        infrequent_: those of them with fewer than `min_rows` rows, by the column's name.
+        infrequent_: the categories with fewer than `min_rows` rows, by the column's name.
         numeric_: the names of the numeric columns.
-        fill_: what replaces missing numbers, in the order of `numeric_`.
-        mean_: of the filled columns; None without `scale`.
-        scale_: their standard deviations, 1 for a constant; None without `scale`.
+        fill_: the imputed numbers, in the order of `numeric_`.
+        mean_: of the imputed columns; None without `scale`.
+        scale_: their standard deviations, 1 for a constant column; None without `scale`.
         clients_: the clients' ids, in order of first appearance in the rows.
-        ledger_: the `simfbo.Ledger` of everything sent.
-        n_features_in_: the number of columns, without one that names the clients.
+        ledger_: the `simfbo.Ledger` of the exchanges.
+        n_features_in_: the number of columns, without the column of clients.
         feature_names_in_: the names of X's columns, if it has any.
 
     Example:
@@ -121,32 +122,31 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         check_scalar(self.min_rows, "min_rows", Integral, min_val=1)
         if self.impute not in ("median", "mean"):
             raise UserError(f"impute must be 'median' or 'mean', got {self.impute!r}.")
-        features, given, self._named = take_named(X, {"clients": clients})
+        features, arguments, self._named = take_named(X, {"clients": clients})
         columns = self._columns(features, reset=True)
-        owners = members("clients", given["clients"], len(columns[0].values))
+        owners = members("clients", arguments["clients"], len(columns[0].values))
         if clients is None:
             warn_of_one_client()
         self.clients_, self.ledger_ = owners.ids, Ledger()
         self._inputs = [column.name for column in columns]
         self._learn(columns, by_user(owners.owner))
-        for name, found in self.categories_.items():
-            if 2 * len(found) > len(owners.owner) > _FEW:
-                _warn_of_identifiers(name, len(found), len(owners.owner))
+        for name, categories in self.categories_.items():
+            if 2 * len(categories) > len(owners.owner) > _FEW:
+                _warn_of_identifiers(name, len(categories), len(owners.owner))
         return self
 
     def transform(self, X: Data) -> np.ndarray:
-        """Return the table as numbers; a column that named the clients may be absent."""
+        """Convert a table to numbers; the column of clients is optional."""
         check_is_fitted(self, "fill_")
         columns = self._columns(without(X, self._named), reset=False)
         pairs = zip(self._inputs, columns, strict=True)
         return np.hstack([self._encoded(name, column) for name, column in pairs])
 
     def export(self) -> ColumnTransformer:
-        """Return a fitted `ColumnTransformer` of scikit-learn that does what `transform` does.
+        """Convert to a fitted `ColumnTransformer` of scikit-learn, which does not need simfbo.
 
-        It needs no simfbo. It takes frames by the names of their columns, in any order, and drops
-        columns that `fit` did not see as features; text that stands for a number is another
-        category than the number.
+        It selects the columns of a DataFrame by name, in any order, and drops columns that were
+        not features in `fit`. A number and its text are different categories.
         """
         check_is_fitted(self, "fill_")
         return transformer(self)
@@ -155,14 +155,14 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         """Return the names of the transformed columns, such as `age` and `ward_surgery`.
 
         Args:
-            input_features: the names of X's columns, where X had none in `fit`.
+            input_features: the names of X's columns, if X had none in `fit`.
         """
         check_is_fitted(self, "fill_")
-        given: Any = _check_feature_names_in(self, input_features)
+        names: Any = _check_feature_names_in(self, input_features)
         return _distinct(
-            new
-            for name, old in zip(given, self._inputs, strict=True)
-            for new in self._out(name, old)
+            output
+            for name, fitted in zip(names, self._inputs, strict=True)
+            for output in self._output_names(name, fitted)
         )
 
     def __sklearn_tags__(self) -> Any:
@@ -172,11 +172,11 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
 
     @property
     def inputs(self) -> list[str]:
-        """Return the names of the columns that are features; x0, x1, ... if they have none."""
+        """The names of the features; x0, x1, ... if they have none."""
         return list(self._inputs)
 
     def values_of(self, name: str) -> dict[str, Any]:
-        """Return what a table holds in place of categories that are no text, by their texts."""
+        """Return the original values of categories that are not strings, by their texts."""
         return getattr(self, "_values", {}).get(name, {})
 
     def _columns(self, X: Data, reset: bool) -> list[Column]:
@@ -192,29 +192,29 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
         return columns_of(X)
 
     def _learn(self, columns: list[Column], parts: Rows) -> None:
-        """Learn everything, by exchanges between the clients."""
+        """Learn all parameters in exchanges with the clients."""
         counts = [local_counts(column, parts) for column in columns]
-        found = agree_on_kinds(columns, counts, parts, self.ledger_)
-        for column, kind in zip(columns, found.kinds, strict=True):
+        agreed = agree_on_kinds(columns, counts, parts, self.ledger_)
+        for column, kind in zip(columns, agreed.kinds, strict=True):
             _require_one_kind(column, int(kind))
-        text = np.flatnonzero(found.kinds == TEXT)
+        text = np.flatnonzero(agreed.kinds == TEXT)
         self.categories_, self.infrequent_ = {}, {}
         self._values = {columns[j].name: columns[j].not_text for j in text}
         if len(text):
-            sizes = int(found.categories.max()), int(found.longest.max())
-            total = agree_on_categories([counts[j] for j in text], *sizes, self.ledger_)
-            for j, rows in zip(text, total, strict=True):
-                self._keep_categories(columns[j].name, rows)
-        self._learn_numbers([columns[j] for j in np.flatnonzero(found.kinds == NUMBER)], parts)
+            sizes = int(agreed.categories.max()), int(agreed.longest.max())
+            totals = agree_on_categories([counts[j] for j in text], *sizes, self.ledger_)
+            for j, total in zip(text, totals, strict=True):
+                self._keep_categories(columns[j].name, total)
+        self._learn_numbers([columns[j] for j in np.flatnonzero(agreed.kinds == NUMBER)], parts)
 
-    def _keep_categories(self, name: str, rows: Counts) -> None:
-        """Store a column's categories, sorted, missing last."""
-        known = sorted(rows, key=lambda text: (text is None, text or ""))
-        self.categories_[name] = [text for text in known if rows[text] >= self.min_rows]
-        self.infrequent_[name] = [text for text in known if rows[text] < self.min_rows]
+    def _keep_categories(self, name: str, counts: Counts) -> None:
+        """Store the categories of a column, sorted, with missing values last."""
+        ordered = sorted(counts, key=lambda text: (text is None, text or ""))
+        self.categories_[name] = [text for text in ordered if counts[text] >= self.min_rows]
+        self.infrequent_[name] = [text for text in ordered if counts[text] < self.min_rows]
 
     def _learn_numbers(self, columns: list[Column], parts: Rows) -> None:
-        """Learn what replaces missing numbers, and the scales."""
+        """Learn the imputed numbers and the scales."""
         self.numeric_ = [column.name for column in columns]
         self.fill_, self.mean_, self.scale_ = np.zeros(0), None, None
         if not columns:
@@ -227,23 +227,23 @@ class FederatedTabular(TransformerMixin, BaseEstimator):
             self.mean_, self.scale_ = agree_on_units(federation, self.fill_)
 
     def _encoded(self, name: str, column: Column) -> np.ndarray:
-        """Return a column as one or more columns of numbers."""
+        """Convert a column to one or more columns of numbers."""
         if name in self.categories_:
             return _one_hot(column.texts, self.categories_[name], self.infrequent_[name])
         if (column.kinds & ~NUMBER).any():
             raise UserError(f"Column {name!r} held numbers in fit: convert it to numbers.")
         j = self.numeric_.index(name)
-        found = np.where(column.kinds, column.numbers, self.fill_[j])
+        numbers = np.where(column.kinds, column.numbers, self.fill_[j])
         if self.mean_ is not None and self.scale_ is not None:
-            found = (found - self.mean_[j]) / self.scale_[j]
-        return found[:, None]
+            numbers = (numbers - self.mean_[j]) / self.scale_[j]
+        return numbers[:, None]
 
-    def _out(self, name: str, old: str) -> list[str]:
-        """Return the names of what a column becomes; in `fit` it had the old name."""
-        if old not in self.categories_:
+    def _output_names(self, name: str, fitted: str) -> list[str]:
+        """Return the output names of a column, which had the name `fitted` in `fit`."""
+        if fitted not in self.categories_:
             return [name]
-        texts = ["missing" if text is None else text for text in self.categories_[old]]
-        texts += ["infrequent"] if self.infrequent_[old] else []
+        texts = ["missing" if text is None else text for text in self.categories_[fitted]]
+        texts += ["infrequent"] if self.infrequent_[fitted] else []
         return [f"{name}_{text}" for text in texts]
 
 
@@ -257,34 +257,34 @@ def _warn_of_identifiers(name: str, categories: int, rows: int) -> None:
 
 
 def _one_hot(
-    texts: Sequence[str | None], kept: Sequence[str | None], rare: Sequence[str | None]
+    texts: Sequence[str | None], frequent: Sequence[str | None], rare: Sequence[str | None]
 ) -> np.ndarray:
-    """Return a column for each category that is kept, and one for the rare, if there are any."""
-    place = {text: m for m, text in enumerate(kept)} | dict.fromkeys(rare, len(kept))
-    found = np.array([place.get(text, -1) for text in texts])
-    return (found[:, None] == np.arange(len(kept) + bool(rare))).astype(float)
+    """Encode texts as a column for each frequent category, and one for all rare categories."""
+    indices = {text: m for m, text in enumerate(frequent)} | dict.fromkeys(rare, len(frequent))
+    encoded = np.array([indices.get(text, -1) for text in texts])
+    return (encoded[:, None] == np.arange(len(frequent) + bool(rare))).astype(float)
 
 
 def _distinct(names: Iterable[str]) -> np.ndarray:
-    """Return names of which none is used twice.
+    """Append numbers to repeated names.
 
     Example:
         >>> _distinct(["ward_missing", "ward_missing", "age"]).tolist()
         ['ward_missing', 'ward_missing_2', 'age']
     """
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for name in names:
-        others = (f"{name}_{number}" for number in count(2))
-        found[next(new for new in chain([name], others) if new not in found)] = None
-    return np.array(list(found), object)
+        numbered = (f"{name}_{number}" for number in count(2))
+        distinct[next(new for new in chain([name], numbered) if new not in distinct)] = None
+    return np.array(list(distinct), object)
 
 
 def _require_one_kind(column: Column, kind: int) -> None:
-    """Raise unless all clients' values of a column are numbers, or all are texts."""
+    """Raise unless the values of a column are all numbers or all strings."""
     name = repr(column.name)
     if kind & OTHER:
-        bad = type(column.values[column.kinds == OTHER][0]).__name__
-        raise TypeError(f"Column {name} holds a {bad}: an argument must be a string or a number.")
+        cls = type(column.values[column.kinds == OTHER][0]).__name__
+        raise TypeError(f"Column {name} holds a {cls}: an argument must be a string or a number.")
     if kind & DATE:
         raise UserError(
             f"Column {name} holds dates: convert them to numbers, such as years or days since "

@@ -1,4 +1,4 @@
-"""How a fit evaluates itself, when it may end, and what is said if it has not converged."""
+"""The training of `fit`: evaluation, early stopping and the warning of convergence."""
 
 import math
 import warnings
@@ -18,42 +18,42 @@ from simfbo.tasks.linear import upper_loss
 from simfbo.tasks.task import Setting
 
 EVALUATIONS = 20
-_LOOK_BACK = 2  # evaluations over which nothing may have changed
-_ENOUGH = 0.25  # of the hypergradient: predictions hardly change beyond that
+_PATIENCE = 2  # evaluations without a change before training stops
+_ENOUGH = 0.25  # of the hypergradient, below which predictions hardly change
 
 
 def evaluator(setting: Setting) -> Callable[[PyTree], dict[str, float]]:
-    """Return (point) -> the upper loss over all clients, and how far y moved since the last time.
+    """Return (point) -> the upper loss over all clients, and the relative change of y.
 
-    The move is relative to y; it is one where x, which waits for y with automatic steps, stood
-    still since the last time, or did so before that.
+    The change is since the last evaluation. It is one if x, which waits for y with automatic
+    steps, has not changed since then or had not changed before.
     """
     upper = upper_loss(setting.problem, setting.data)
-    before: list[PyTree] = []  # x, y, and whether x stood still
+    previous: list[PyTree] = []  # x, y, and a flag for an unchanged x
 
     def evaluate(point: Point[PyTree]) -> dict[str, float]:
         x, y = jax.tree.map(np.asarray, (point.x, point.y))
-        old_x, old_y, waited = before or (x, setting.y0, True)
-        moved, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, old_y), y))
-        same = all(map(np.array_equal, jax.tree.leaves(x), jax.tree.leaves(old_x)))
-        waits = waited or same or not size
-        before[:] = x, y, same and bool(before)
-        return {"upper_loss": upper(point), "y_move": 1.0 if waits else moved / size}
+        old_x, old_y, waited = previous or (x, setting.y0, True)
+        change, size = map(trees.host_norm, (jax.tree.map(np.subtract, y, old_y), y))
+        unchanged = all(map(np.array_equal, jax.tree.leaves(x), jax.tree.leaves(old_x)))
+        waits = waited or unchanged or not size
+        previous[:] = x, y, unchanged and bool(previous)
+        return {"upper_loss": upper(point), "y_move": 1.0 if waits else change / size}
 
     return evaluate
 
 
 def settled(tol: float, records: Sequence[Json]) -> bool:
-    """Return whether the last evaluations changed neither the upper loss nor y.
+    """Check if the upper loss and y are constant over the last evaluations.
 
-    The loss is flat where it is smallest, so y may move by the root of the tolerance.
+    Since the loss is flat near its minimum, y may change by the square root of the tolerance.
     """
-    if len(records) <= _LOOK_BACK or not tol:
+    if len(records) <= _PATIENCE or not tol:
         return False
-    before, *last = records[-_LOOK_BACK - 1 :]
-    change = abs(last[-1]["upper_loss"] - before["upper_loss"])
-    moved = sum(record["y_move"] for record in last)
-    return change <= tol * abs(last[-1]["upper_loss"]) and moved <= math.sqrt(tol)
+    first, *last = records[-_PATIENCE - 1 :]
+    change = abs(last[-1]["upper_loss"] - first["upper_loss"])
+    y_change = sum(record["y_move"] for record in last)
+    return change <= tol * abs(last[-1]["upper_loss"]) and y_change <= math.sqrt(tol)
 
 
 def progress(rounds: int) -> Callable[[int, Json | None], None]:
@@ -67,21 +67,21 @@ def progress(rounds: int) -> Callable[[int, Json | None], None]:
 
 
 def warn_unless_converged(history: History) -> None:
-    """Warn, as scikit-learn does, where a fit took all its rounds and ended far from its solution.
+    """Warn, as scikit-learn does, if a fit used all its rounds without converging.
 
-    Where it ended by its tolerance, more rounds would not have changed it.
+    There is no warning after early stopping, since more rounds would not have changed the model.
     """
-    found, last = history.verdict, history.records[-1]["round"]
-    if found is None or found["converged"] is not False or last < history.header["rounds"]:
+    verdict, last = history.verdict, history.records[-1]["round"]
+    if verdict is None or verdict["converged"] is not False or last < history.header["rounds"]:
         return
-    solved = found["lower"] <= SOLVED and found["linear"] <= SOLVED
-    if not solved or found.get("hypergradient", 1.0) > _ENOUGH:
-        text = found["text"].removeprefix("not converged: ")
+    solved = verdict["lower"] <= SOLVED and verdict["linear"] <= SOLVED
+    if not solved or verdict.get("hypergradient", 1.0) > _ENOUGH:
+        text = verdict["text"].removeprefix("not converged: ")
         warnings.warn(f"The fit has not converged: {text}.", ConvergenceWarning, stacklevel=4)
 
 
 def require_finished(history: History) -> None:
-    """Raise unless a run finished all its rounds."""
+    """Raise if a run was interrupted, diverged or starved."""
     end = history.end or {"status": "interrupted"}
     if end["status"] == "interrupted":
         raise KeyboardInterrupt  # the runner caught it to save its state

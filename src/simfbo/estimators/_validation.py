@@ -7,16 +7,16 @@ import numpy as np
 
 from simfbo.errors import UserError, brief
 
-Data = Any  # whatever scikit-learn takes for an array
+Data = Any  # array-like, as in scikit-learn
 RandomState = int | np.random.RandomState | None
 
 
 class Members(NamedTuple):
-    """The clients, or groups, that rows belong to.
+    """The clients or groups of rows.
 
     Attributes:
-        ids: the user's ids in order of first appearance, so that renaming them changes nothing.
-        owner: [N], the index in `ids` for every row.
+        ids: in order of first appearance, so that results do not depend on their names.
+        owner: [N], the index into `ids` of every row.
     """
 
     ids: np.ndarray
@@ -24,7 +24,7 @@ class Members(NamedTuple):
 
 
 def members(name: str, values: Data, count: int) -> Members:
-    """Return the members that an argument names; a single one if it is None.
+    """Validate an argument with an id for each row; None stands for a single id.
 
     Args:
         name: of the argument.
@@ -37,17 +37,17 @@ def members(name: str, values: Data, count: int) -> Members:
     """
     ids = per_row(name, np.zeros(count, np.int32) if values is None else values, count)
     try:
-        known, first, place = np.unique(ids, return_index=True, return_inverse=True)
+        unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     except TypeError:
-        known, first, place = ids[:0], ids[:0], ids[:0]
-    if not len(known) or known[-1] != known[-1]:  # NaN is sorted last
+        unique, first, inverse = ids[:0], ids[:0], ids[:0]
+    if not len(unique) or unique[-1] != unique[-1]:  # NaN is sorted last
         raise UserError(f"{name} has missing values or mixes types: give every row an id.")
     order = np.argsort(first)
-    return Members(known[order], np.argsort(order)[place].astype(np.int32))
+    return Members(unique[order], np.argsort(order)[inverse].astype(np.int32))
 
 
 def warn_of_one_client(stacklevel: int = 3) -> None:
-    """Warn that no clients were given; the level is that of whoever called `fit`."""
+    """Warn of a `fit` without clients; the stack level is that of the caller of `fit`."""
     warnings.warn(
         "Without clients, all rows belong to one client: pass clients= to fit, an id for each row "
         "or the name of a column of X.",
@@ -57,39 +57,39 @@ def warn_of_one_client(stacklevel: int = 3) -> None:
 
 
 def mask(name: str, values: Data, count: int) -> np.ndarray:
-    """Return an argument that must hold True or False for every row."""
-    found = per_row(name, values, count)
-    if found.dtype != bool:
-        raise UserError(f"{name} must hold True or False for every row, got {found.dtype}.")
-    return found
+    """Validate a boolean argument with one value per row."""
+    array = per_row(name, values, count)
+    if array.dtype != bool:
+        raise UserError(f"{name} must hold True or False for every row, got {array.dtype}.")
+    return array
 
 
 def weights(values: Data, count: int) -> np.ndarray | None:
-    """Return the rows' weights; None where all rows count the same."""
+    """Validate the weights of rows; a scalar is repeated."""
     if values is None:
         return None
-    each = np.full(count, values) if np.isscalar(values) else values
-    found = numbers("sample_weight", per_row("sample_weight", each, count))
-    if found.min() < 0 or not found.any():
+    repeated = np.full(count, values) if np.isscalar(values) else values
+    array = numbers("sample_weight", per_row("sample_weight", repeated, count))
+    if array.min() < 0 or not array.any():
         raise UserError("sample_weight must be zero or positive in every row, and not all zero.")
-    return found
+    return array
 
 
 def numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """Return an argument that must hold finite numbers, as floats."""
+    """Validate an argument of finite numbers and convert it to floats."""
     try:
-        found = values.astype(np.float64)
+        floats = values.astype(np.float64)
     except (TypeError, ValueError):
         raise UserError(f"{name} must hold numbers, got {brief(values.tolist()[0])}.") from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(floats).all():
         raise UserError(f"{name} has missing or infinite values: drop those rows.")
-    return found
+    return floats
 
 
 def per_row(name: str, values: Data, count: int) -> np.ndarray:
-    """Return an argument that must hold one value for every row."""
-    found = np.asarray(values)
-    if found.shape != (count,):
-        shape = len(found) if found.ndim == 1 else f"an array of shape {found.shape}"
+    """Validate an argument with one value per row and convert it to an array."""
+    array = np.asarray(values)
+    if array.shape != (count,):
+        shape = len(array) if array.ndim == 1 else f"an array of shape {array.shape}"
         raise UserError(f"{name} must hold one value for each of the {count} rows, got {shape}.")
-    return found
+    return array

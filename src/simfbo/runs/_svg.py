@@ -1,4 +1,4 @@
-"""Figures as SVG: text stays text, and one file serves light and dark pages."""
+"""Figures as SVG, with text as text, and with one file for light and dark pages."""
 
 import io
 import re
@@ -22,45 +22,45 @@ _DARK = re.compile(r"@media .*?\n}\n", re.DOTALL)
 
 
 def as_svg(figure: "Figure") -> str:
-    """Return a figure as SVG with a transparent background; equal figures give equal text.
+    """Convert a figure to reproducible SVG with a transparent background.
 
-    Colours are those of the figure, with a style sheet that replaces them where the page is dark.
-    The figure's label is what screen readers say.
+    A style sheet replaces the colours of the figure on dark pages. The figure's label becomes the
+    title for screen readers.
     """
     matplotlib, buffer = require("matplotlib", "plots"), io.BytesIO()
     lines: Any = figure.findobj(require("matplotlib.lines", "plots").Line2D)
     for line in lines:
-        line.get_path().simplify_threshold = 0.4  # points; a screen shows no less
+        line.get_path().simplify_threshold = 0.4  # points, below the resolution of screens
     with matplotlib.rc_context(_PLAIN):
         figure.savefig(buffer, format="svg", transparent=True, metadata=_SILENT)
     text = buffer.getvalue().decode()
     head, _, body = text[text.index("<svg") + 4 :].partition(">")
     body = re.sub(r" font-family: [^;\"]*;?", "", body)
-    body = _SHAPE.sub(lambda found: _LONG_NUMBER.sub(_shorter, found[0]), body)
+    body = _SHAPE.sub(lambda shape: _LONG_NUMBER.sub(_rounded, shape[0]), body)
     body = _STYLE.sub(lambda _: f"<style>\n{_rules(text)}</style>", body, count=1)
     title = f"\n <title>{escape(str(figure.get_label()))}</title>"
     return f'<svg role="img"{head}>{title}{body}'
 
 
 def only_light(svg: str) -> str:
-    """Return an SVG without its dark colours, for a page that has none either."""
+    """Remove the colours for dark pages, for a page without a dark theme."""
     return _DARK.sub("", svg, count=1)
 
 
-def _shorter(number: re.Match[str]) -> str:
+def _rounded(number: re.Match[str]) -> str:
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def _rules(svg: str) -> str:
-    """Return the style sheet: the fonts, and for every colour the one on dark pages.
+    """Return the style sheet: the fonts, and the replacement of every colour on dark pages.
 
-    It selects by the colours themselves: where style sheets are ignored, the light ones are shown.
-    What `use` repeats has no ancestors here, so selectors name none.
+    Selectors match the colours themselves: without style sheets the light ones are shown. They name
+    no ancestors, since elements repeated by `use` have none.
     """
     pairs = sorted(set(_COLOUR.findall(svg)))
     dark = "\n".join(
-        f'[style*="{what}: {colour}"] {{ {what}: {on_dark(colour)} !important }}'
-        for what, colour in pairs
+        f'[style*="{attribute}: {colour}"] {{ {attribute}: {on_dark(colour)} !important }}'
+        for attribute, colour in pairs
     )
     return (
         "path { stroke-linejoin: round; stroke-linecap: butt }\n"

@@ -1,4 +1,4 @@
-"""What is checked and made before a run begins, or goes on."""
+"""The set-up of a run: its checks, its header, and the state of a new or resumed federation."""
 
 import contextlib
 import warnings
@@ -33,7 +33,7 @@ def header_of(
     config: Json | None,
     about: Json | None,
 ) -> Json:
-    """Return the header of a history; warn where privacy will be weak. Arguments as of `run`."""
+    """Return the header of a history; warn if privacy will be weak. Arguments as in `run`."""
     _warn_of_epsilon(algorithm, federation, rounds, config)
     return {
         "algorithm": algorithm.name,
@@ -48,15 +48,17 @@ def header_of(
 
 
 def _data(algorithm: Method, federation: Any) -> Json:
-    """Return how many samples clients have, or that messages are private."""
+    """Return statistics of the clients' sample counts; for private runs only that they are."""
     if privacy_of(algorithm) is not None:
-        return {"private": True}  # of counts, the guarantee says nothing
-    found = _sample_counts(federation)
-    return {"samples": {level: _spread(counts) for level, counts in found.items()}} if found else {}
+        return {"private": True}  # the guarantee does not cover counts
+    levels = _sample_counts(federation)
+    if not levels:
+        return {}
+    return {"samples": {level: _statistics(counts) for level, counts in levels.items()}}
 
 
 def _sample_counts(federation: Any) -> Mapping[str, np.ndarray] | None:
-    """Return every client's number of samples, by level; None if that is not known here."""
+    """Return all clients' sample counts by level; None if the server does not know them."""
     data = getattr(federation, "data", None)
     if hasattr(federation, "sample_counts") or not isinstance(data, FederatedData):
         return getattr(federation, "sample_counts", None)
@@ -67,49 +69,53 @@ def _sample_counts(federation: Any) -> Mapping[str, np.ndarray] | None:
     return {"lower": np.asarray(lower.count), "upper": np.asarray(upper.count)}
 
 
-def _spread(counts: np.ndarray) -> Json:
-    """Return a few numbers of some counts and, unless there are many, each of them."""
-    found = {"clients": len(counts), "least": int(counts.min()), "most": int(counts.max()),
-             "median": float(np.median(counts)), "total": int(counts.sum())}  # fmt: skip
-    return found if len(counts) > LISTED else {**found, "each": counts.tolist()}
+def _statistics(counts: np.ndarray) -> Json:
+    statistics = {
+        "clients": len(counts),
+        "least": int(counts.min()),
+        "most": int(counts.max()),
+        "median": float(np.median(counts)),
+        "total": int(counts.sum()),
+    }
+    return statistics if len(counts) > LISTED else {**statistics, "each": counts.tolist()}
 
 
 def with_clients(header: Json, goals: Goals) -> Json:
-    """Return a header that says what clients measure, by name, and what of it should be large."""
+    """Add the clients' metrics and their goals to a header."""
     about = with_columns(header["about"], goals)
     return {**header, "about": about, "client_metrics": dict(goals)}
 
 
 def with_columns(about: Json, goals: Goals) -> Json:
-    """Return what is said of metrics, with those numbers of clients that should be large."""
+    """Add the columns of clients' metrics with the goal "max" to `about["maximise"]`."""
     if "maximise" not in about:
         return about
-    large = [name for metric in goals if goals[metric] == "max" for name in columns_of(metric)]
-    return {**about, "maximise": [*about["maximise"], *large]}
+    columns = [name for metric in goals if goals[metric] == "max" for name in columns_of(metric)]
+    return {**about, "maximise": [*about["maximise"], *columns]}
 
 
 def require_runnable(algorithm: Any, federation: Any) -> None:
     """Raise unless these are an algorithm and a federation."""
     method, clients = "simfbo.algorithms.simfbo(problem, steps)", "simfbo.SimulatedFederation(data)"
-    for what, found, fits, example in (
+    for argument, value, valid, example in (
         ("algorithm", algorithm, isinstance(algorithm, Method), method),
         ("federation", federation, hasattr(federation, "ledger"), clients),
     ):
-        if not fits:
-            kind = getattr(found, "__name__", type(found).__name__)
-            raise UserError(f"The {what} of a run must be such as {example}, got '{kind}'.")
+        if not valid:
+            kind = getattr(value, "__name__", type(value).__name__)
+            raise UserError(f"The {argument} of a run must be such as {example}, got '{kind}'.")
 
 
 def _warn_of_epsilon(algorithm: Method, federation: Any, rounds: int, config: Json | None) -> None:
-    """Warn before a private run starts if its guarantee will be weak at the end."""
+    """Warn if the privacy guarantee at the end of the run will be weak."""
     if privacy_of(algorithm) is None:
         return
     delta = ((config or {}).get("privacy") or {}).get("delta", 1e-5)
-    with contextlib.suppress(MissingExtra):  # which the accountant needs, and the noise does not
+    with contextlib.suppress(MissingExtra):  # only the accountant needs the extra, not the noise
         if (epsilon := spent(algorithm, federation, rounds, delta)) > WEAK:
-            least = "at least " if algorithm.asks_again else ""  # measuring adds exchanges
+            bound = "at least " if algorithm.asks_again else ""  # measurements add exchanges
             warnings.warn(
-                f"This run ends at epsilon {least}{epsilon:.3g}, and above {WEAK:.0f} hardly "
+                f"This run ends at epsilon {bound}{epsilon:.3g}, and above {WEAK:.0f} hardly "
                 "anything is protected: add noise, run fewer iterations, or sample few of many "
                 "clients.",
                 stacklevel=4,
@@ -117,30 +123,30 @@ def _warn_of_epsilon(algorithm: Method, federation: Any, rounds: int, config: Js
 
 
 def whole_numbers(rounds: Any, every: Any, seed: Any) -> tuple[int, int | None, int]:
-    """Return `rounds`, `every`, which may be None, and `seed` as whole numbers."""
-    every = None if every is None else _whole(every, "every", 1)
-    return _whole(rounds, "rounds", 1), every, _whole(seed, "seed")
+    """Validate `rounds`, `every`, which may be None, and `seed`; convert them to int."""
+    every = None if every is None else _integer(every, "every", 1)
+    return _integer(rounds, "rounds", 1), every, _integer(seed, "seed")
 
 
-def _whole(value: Any, name: str, least: int | None = None) -> int:
-    """Return a whole number of any type."""
+def _integer(value: Any, name: str, minimum: int | None = None) -> int:
+    """Convert a number of any type to int; raise unless it is integral and large enough."""
     try:
         number = int(value)
-        fits = number == value and (least is None or number >= least)
+        valid = number == value and (minimum is None or number >= minimum)
     except (TypeError, ValueError, OverflowError):
-        number, fits = 0, False
-    if not fits:
-        limit = "" if least is None else f" of at least {least}"
+        number, valid = 0, False
+    if not valid:
+        limit = "" if minimum is None else f" of at least {minimum}"
         raise UserError(f"{name} must be a whole number{limit}, got {brief(value)}.")
     return number
 
 
 def require_arrays(name: str, state: PyTree) -> None:
-    """Raise before the run starts if its state cannot be saved."""
+    """Raise if a state has leaves that cannot be saved in a checkpoint."""
     for leaf in jax.tree.leaves(state):
-        plain = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        if not plain or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            kind = "random key" if plain else type(leaf).__name__
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if not is_array or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            kind = "random key" if is_array else type(leaf).__name__
             raise UserError(
                 f"The state of {name} holds a {kind}, which cannot be saved: use arrays (for a "
                 "random key, its key_data)."
@@ -148,20 +154,20 @@ def require_arrays(name: str, state: PyTree) -> None:
 
 
 def first_memory(algorithm: Method, federation: Any, x0: PyTree, y0: PyTree) -> PyTree:
-    """Let the clients forget earlier runs; return what they remember, if that is kept here."""
+    """Reset the clients' memory; return it if the federation holds it in this process."""
     if hasattr(federation, "remember"):
         federation.remember(algorithm, x0, y0)
         return federation.client_memory
     if algorithm.has_memory:
         raise UserError(
-            f"The clients of {algorithm.name} remember, and this federation has no `remember`: use "
-            "an engine of simfbo."
+            f"The clients of {algorithm.name} are stateful, and this federation has no `remember`: "
+            "use an engine of simfbo."
         )
     return None
 
 
 def restored(federation: Any, at: Progress) -> Any:
-    """Let a federation forget other runs, or an iteration that was interrupted; return it."""
+    """Reset a federation, which is returned, to the state of a run's progress."""
     vars(federation.ledger).update(vars(at.ledger.copied()))
     taken_refusals(federation, 0)
     taken_suspicions(federation, 0)

@@ -1,6 +1,6 @@
-"""Model cards: what a model is, what it was trained on and how, and how far to trust its numbers.
+"""Model cards: a model's data, training, scores, cost, privacy and limits, in Markdown.
 
-A card is Markdown, and the same for the same history: it has no dates and no times.
+A card is determined by the history: it has no dates and no times.
 """
 
 from collections import Counter
@@ -16,12 +16,20 @@ from simfbo.runs.lines import flattened
 from simfbo.runs.report import describe, estimated, metrics, sentence, size
 
 _WORST = 10  # clients in the table of scores
-_SHOWN = 10  # excluded clients, and warnings
-_CHANNELS = {"x": "x, the upper variable", "y": "y, the lower variable", "v": "v, which solves the "
-             "linear system", "other": "other numbers", "coded": "coded messages"}  # fmt: skip
-_LEVELS = {"lower": "lower (training) rows", "upper": "upper (validation) rows",
-           "lower and upper": "rows, which both levels use",
-           "lower plus upper": "rows of both levels together"}  # fmt: skip
+_SHOWN = 10  # excluded clients and warnings
+_CHANNELS = {
+    "x": "x, the upper variable",
+    "y": "y, the lower variable",
+    "v": "v, which solves the linear system",
+    "other": "other numbers",
+    "coded": "coded messages",
+}
+_LEVELS = {
+    "lower": "lower (training) rows",
+    "upper": "upper (validation) rows",
+    "lower and upper": "rows, which both levels use",
+    "lower plus upper": "rows of both levels together",
+}
 _LIMITS = (
     "What is measured at the end is computed by the server, on the data of its `evaluate`.",
     "Clients' scores are measured on the upper (validation) rows of the clients that took part in "
@@ -32,15 +40,15 @@ _LIMITS = (
 
 
 class Model(NamedTuple):
-    """What a card says that the history of a run does not know.
+    """The parts of a card that the history of a run does not contain.
 
     Attributes:
         title: of the card.
-        text: what the model is.
+        text: a description of the model.
         scores: of the clients.
         clients: their ids, in the order of the run's clients.
-        sections: further ones, by title.
-        limits: sentences on how far to trust the numbers.
+        sections: additional (title, text) pairs.
+        limits: sentences on the validity of the numbers.
     """
 
     title: str
@@ -56,9 +64,9 @@ def card(history: History, model: Model | None = None) -> str:
 
     Args:
         history: of the run.
-        model: what else is known; by default the result of the run is described as such.
+        model: the remaining parts; by default they describe the variables x and y of the run.
     """
-    model = _result(history) if model is None else model
+    model = _default_model(history) if model is None else model
     sections = (
         ("Data", _data(history.header, model.clients)),
         *model.sections,
@@ -67,13 +75,13 @@ def card(history: History, model: Model | None = None) -> str:
         ("Communication", _communication(history)),
         ("Privacy", _privacy(history)),
         ("Excluded replies and warnings", _excluded(history)),
-        ("Limits", "\n".join(f"- {one}" for one in model.limits)),
+        ("Limits", "\n".join(f"- {limit}" for limit in model.limits)),
         ("Settings", _settings(history.header)),
         ("Versions", _versions(history.header)),
     )
-    parts = [f"# Model card: {model.title}", model.text]
-    parts += [f"## {title}\n\n{text}" for title, text in sections]
-    return "\n\n".join(parts) + "\n"
+    blocks = [f"# Model card: {model.title}", model.text]
+    blocks += [f"## {title}\n\n{text}" for title, text in sections]
+    return "\n\n".join(blocks) + "\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -85,9 +93,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         |---|---|
         | a\|b | 12,000 |
     """
-    lines = [head, ["---"] * len(head), *([_cell(value) for value in row] for row in rows)]
-    first, rule, *rest = lines
-    return "\n".join([_row(first), "|" + "|".join(rule) + "|", *map(_row, rest)])
+    body = [_row([_cell(value) for value in row]) for row in rows]
+    return "\n".join([_row(head), "|" + "---|" * len(head), *body])
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -95,15 +102,14 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text that does not end a cell."""
+    """Format a value, with vertical bars escaped."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     text = f"{value:.4g}" if isinstance(value, float) else plain(str(value), 300)
     return text.replace("|", "\\|")
 
 
-def _result(history: History) -> Model:
-    """Return what is said of a run whose model is not known."""
+def _default_model(history: History) -> Model:
     header = history.header
     task = describe(header["config"])
     text = (
@@ -115,71 +121,79 @@ def _result(history: History) -> Model:
 
 
 def _data(header: Json, clients: Sequence[Any] | None) -> str:
-    """Return how many rows the clients have."""
     if header.get("private"):
         return "Not listed: the numbers of rows are no part of what privacy is guaranteed for."
     samples = header.get("samples")
     if not samples:
         return "How many rows each client has is not known to the server."
     levels: list[str] = list(samples)
-    parts: list[Json] = list(samples.values())
-    count, head = parts[0]["clients"], [_LEVELS.get(level, level) for level in levels]
-    totals = ", ".join(f"{one['total']:,} {name}" for name, one in zip(head, parts, strict=True))
+    statistics: list[Json] = list(samples.values())
+    count, head = statistics[0]["clients"], [_LEVELS.get(level, level) for level in levels]
+    totals = ", ".join(
+        f"{level['total']:,} {name}" for name, level in zip(head, statistics, strict=True)
+    )
     text = f"{count:,} client{'s' * (count != 1)}; {totals}.\n\n"
-    if "each" not in parts[0]:
+    if "each" not in statistics[0]:
         names = {"fewest": "least", "median": "median", "most": "most"}
-        rows = [[name, *(_whole(one[key]) for one in parts)] for name, key in names.items()]
+        rows = [
+            [name, *(_without_fraction(level[key]) for level in statistics)]
+            for name, key in names.items()
+        ]
         return text + table(["of a client", *head], rows)
     ids = range(count) if clients is None else clients
-    return text + table(
-        ["client", *head],
-        [[str(one), *row] for one, *row in zip(ids, *(one["each"] for one in parts), strict=True)],
-    )
+    columns = [level["each"] for level in statistics]
+    rows = [[str(client), *counts] for client, *counts in zip(ids, *columns, strict=True)]
+    return text + table(["client", *head], rows)
 
 
-def _whole(number: float) -> float:
+def _without_fraction(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
 def _training(history: History) -> str:
-    """Return how long a run took, how it ended, and its result."""
+    """Describe length, outcome and result of a run."""
     if not history.records:
         return "The run ended before its first evaluation."
     header, last, end = history.header, history.records[-1], history.end or {}
     status = end.get("status", "stopped without an end record")
-    why = f" ({end['reason']})" if end.get("reason") else ""
-    lines = [f"{header['algorithm']}, {last['round']:,} of at most {header['rounds']:,} "
-             f"iterations: {status}{why}."]  # fmt: skip
+    reason = f" ({end['reason']})" if end.get("reason") else ""
+    text = (
+        f"{header['algorithm']}, {last['round']:,} of at most {header['rounds']:,} "
+        f"iterations: {status}{reason}."
+    )
     if history.verdict is not None:
-        lines.append(f"{sentence(history.verdict['text'])}.")
-    found = [(name.replace("_", " "), last[name]) for name in metrics(history)
-             if not is_column(name) and name != "epsilon"]  # fmt: skip
-    text = " ".join(lines)
-    return f"{text}\n\n{table(['measured at the end', 'value'], found)}" if found else text
+        text += f" {sentence(history.verdict['text'])}."
+    values = [
+        (name.replace("_", " "), last[name])
+        for name in metrics(history)
+        if not is_column(name) and name != "epsilon"
+    ]
+    return f"{text}\n\n{table(['measured at the end', 'value'], values)}" if values else text
 
 
 def _scores(scores: ClientScores | None) -> str:
-    """Return mean, worst client and quantiles of every metric, and the worst clients."""
+    """Tabulate mean, worst client and quantiles of every metric, and the worst clients."""
     if scores is None:
         return "Not measured."
-    rows = [
-        [name, scores.mean(name), scores.worst(name).value, str(scores.worst(name).client),
-         *scores.quantiles(name)] for name in scores.values
-    ]  # fmt: skip
+    rows = []
+    for name in scores.values:
+        worst = scores.worst(name)
+        quantiles = scores.quantiles(name)
+        rows.append([name, scores.mean(name), worst.value, str(worst.client), *quantiles])
     head = ["metric", "mean", "worst", "worst client", "10 %", "median", "90 %"]
     ranked, first = scores.ranked, next(iter(scores.values))
-    each = [
-        [str(scores.ids[k]), f"{100 * scores.weights[k]:.3g} %",
-         *(float(column[k]) for column in scores.values.values())] for k in ranked[:_WORST]
-    ]  # fmt: skip
-    some = len(ranked) > _WORST
-    title = f"The worst {_WORST} of {len(ranked):,} clients" if some else "All clients"
+    clients = []
+    for k in ranked[:_WORST]:
+        values = [float(column[k]) for column in scores.values.values()]
+        clients.append([str(scores.ids[k]), f"{100 * scores.weights[k]:.3g} %", *values])
+    truncated = len(ranked) > _WORST
+    title = f"The worst {_WORST} of {len(ranked):,} clients" if truncated else "All clients"
     text = f"{table(head, rows)}\n\n{title}, by {first.replace('_', ' ')}:\n\n"
-    return text + table(["client", "weight", *scores.values], each)
+    return text + table(["client", "weight", *scores.values], clients)
 
 
 def _communication(history: History) -> str:
-    """Return the bytes that were sent, by direction and by channel."""
+    """Tabulate the transmitted bytes by direction and channel."""
     if not history.records:
         return "Nothing is recorded."
     last = history.records[-1]
@@ -194,7 +208,7 @@ def _communication(history: History) -> str:
 
 
 def _privacy(history: History) -> str:
-    """Return the guarantee, or that there is none."""
+    """Describe the privacy guarantee, if there is one."""
     header = history.header
     privacy = header["config"].get("privacy")
     if not privacy and not header.get("private"):
@@ -203,50 +217,56 @@ def _privacy(history: History) -> str:
             "the server can recover rows from messages, some exactly, and the model can reveal "
             "whose rows it was trained on."
         )
-    found = history.records[-1].get("epsilon") if history.records else None
-    if not privacy or found is None:
+    epsilon = history.records[-1].get("epsilon") if history.records else None
+    if not privacy or epsilon is None:
         return (
             "Messages are clipped and noise is added. Epsilon was not recorded: compute it with "
             "`simfbo.privacy.epsilon`."
         )
     return (
-        f"Differentially private for each client: epsilon {found:.4g} at delta "
+        f"Differentially private for each client: epsilon {epsilon:.4g} at delta "
         f"{privacy['delta']:g}. Messages are clipped, and the {privacy['where']} adds noise."
     )
 
 
 def _excluded(history: History) -> str:
-    """Return who was excluded and why, and the warnings."""
-    words = {known.value: known.text for known in Reason}
+    """Tabulate rejected replies by client and reason, and list the warnings."""
+    words = {reason.value: reason.text for reason in Reason}
     counts = Counter((line["client"], line["reason"]) for line in history.refusals)
-    rows = [[str(client), f"the client {words.get(reason, reason)}", count]
-            for (client, reason), count in counts.most_common(_SHOWN)]  # fmt: skip
-    parts = ["No reply was excluded."]
+    rows = [
+        [str(client), f"the client {words.get(reason, reason)}", count]
+        for (client, reason), count in counts.most_common(_SHOWN)
+    ]
+    replies = "No reply was excluded."
     if rows:
         clients = len({client for client, _ in counts})
         text = f"{len(history.refusals):,} replies of {clients:,} clients; most frequent:"
-        parts = [f"{text}\n\n{table(['client', 'reason', 'replies'], rows)}"]
-    lines = [f"- Iteration {one['round']:,}: {one['text']}." for one in history.warnings[:_SHOWN]]
+        replies = f"{text}\n\n{table(['client', 'reason', 'replies'], rows)}"
+    shown = history.warnings[:_SHOWN]
+    lines = [f"- Iteration {warning['round']:,}: {warning['text']}." for warning in shown]
     if more := len(history.warnings) - len(lines):
         lines.append(f"- {more:,} more in the history.")
-    return "\n\n".join([*parts, "\n".join(lines) or "No client's messages stood out."])
+    warnings = "\n".join(lines) or "No client's messages stood out."
+    return f"{replies}\n\n{warnings}"
 
 
 def _settings(header: Json) -> str:
-    """Return the configuration or, without one, the numbers that the run was built with."""
-    given = header["config"] or {
+    """Tabulate the configuration or, without one, the recorded numbers of the objects."""
+    settings = header["config"] or {
         key: (header.get("inputs") or {}).get(key) or {} for key in ("algorithm", "federation")
     }
-    rows = [[f"`{key}`", _text(value)] for key, value in flattened(given) if value is not None]
-    own = [["`seed`", str(header["seed"])]] if "seed" in header and "seed" not in given else []
-    return table(["setting", "value"], [*rows, *own]) if rows or own else "Not recorded."
-
-
-def _text(value: Any) -> str:
-    """Return a setting as it is written in Python, texts without quotes."""
-    return value if isinstance(value, str) else repr(value)
+    rows = [
+        [f"`{key}`", value if isinstance(value, str) else repr(value)]
+        for key, value in flattened(settings)
+        if value is not None
+    ]
+    if "seed" in header and "seed" not in settings:
+        rows.append(["`seed`", str(header["seed"])])
+    return table(["setting", "value"], rows) if rows else "Not recorded."
 
 
 def _versions(header: Json) -> str:
-    found = header.get("versions") or {}
-    return ", ".join(f"{name} {one}" for name, one in found.items()) + "." if found else "Unknown."
+    versions = header.get("versions") or {}
+    if not versions:
+        return "Unknown."
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) + "."

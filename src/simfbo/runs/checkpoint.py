@@ -1,8 +1,8 @@
 """Checkpoints and variables on disk: npz files that NumPy can read, without pickle.
 
 A checkpoint is one file per step, with a manifest inside. The archive's comment is the SHA-256 of
-everything before it, so that any changed bit is detected. Files are written atomically: a file that
-is there is complete.
+everything before it, so that any changed bit is detected. Files are written atomically: an existing
+file is complete.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds: the arrays by name, and everything else as JSON values."""
+    """The content of a file: arrays by name, everything else as JSON values."""
 
     arrays: dict[str, np.ndarray]
     manifest: Json
 
 
 class DamagedError(Exception):
-    """A checkpoint that cannot be trusted; the message says why."""
+    """A corrupt checkpoint; the message gives the reason."""
 
 
 def save(directory: Path, step: int, tree: PyTree, manifest: Json) -> Path:
-    """Write a checkpoint; of the older ones in the folder, one is kept.
+    """Write a checkpoint and remove all older ones but the last.
 
     Args:
         directory: an existing folder.
@@ -53,7 +53,7 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Json) -> Path:
         manifest: everything else, as JSON values.
 
     Returns:
-        The file, which is on the disk when this returns.
+        The file, already synced to disk.
     """
     file = directory / _name(step)
     try:
@@ -69,18 +69,18 @@ def save(directory: Path, step: int, tree: PyTree, manifest: Json) -> Path:
 
 
 def newest(directory: Path, *reads: Callable[[Checkpoint], T]) -> T | None:
-    """Return what can be made of the newest usable checkpoint; None if there is no checkpoint.
+    """Apply a reader to the newest usable checkpoint; return None if there is no checkpoint.
 
     Args:
-        directory: where they are.
-        reads: functions of a checkpoint. The second one is used if the first can use none, and so
-            on. A damaged file, or one that a function rejects with `DamagedError`, is skipped with
-            a warning.
+        directory: the folder with the checkpoints.
+        reads: functions of a checkpoint. The second one is tried if the first rejects all files,
+            and so on. A damaged file, or one that a function rejects with `DamagedError`, is
+            skipped with a warning.
     """
-    found, skipped = files(directory), []
-    for read in reads if found else ():
+    candidates, skipped = files(directory), []
+    for read in reads if candidates else ():
         skipped = []
-        for file in found:
+        for file in candidates:
             try:
                 result = read(load(file))
             except DamagedError as error:
@@ -88,7 +88,7 @@ def newest(directory: Path, *reads: Callable[[Checkpoint], T]) -> T | None:
                 continue
             _warn(skipped)
             return result
-    if found:
+    if candidates:
         _warn(skipped)
         raise UserError(
             f"No checkpoint in {directory} can be used: restore the folder from a backup, or start "
@@ -104,19 +104,19 @@ def _warn(texts: Sequence[str]) -> None:
 
 def files(directory: Path) -> list[Path]:
     """Return the checkpoints in a folder, newest first."""
-    found = [path for path in directory.glob("checkpoint-*.npz") if _NAME.fullmatch(path.name)]
-    return sorted(found, reverse=True)
+    paths = [path for path in directory.glob("checkpoint-*.npz") if _NAME.fullmatch(path.name)]
+    return sorted(paths, reverse=True)
 
 
 def remove_after(directory: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, which could not be used."""
+    """Remove the checkpoints of later steps."""
     for file in files(directory):
         if file.name > _name(step):
             file.unlink(missing_ok=True)
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a killed writer left behind."""
+    """Remove temporary files of killed processes, and outdated checkpoints."""
     for path in directory.glob(TEMPORARY):
         path.unlink(missing_ok=True)
     _keep_newest(directory)
@@ -128,9 +128,9 @@ def _keep_newest(directory: Path) -> None:
 
 
 def encode(tree: PyTree, manifest: Json) -> bytes:
-    """Return the bytes of a checkpoint file."""
+    """Encode a checkpoint as the bytes of its file."""
     leaves = as_arrays(tree)
-    arrays = {name: _storable(leaf) for name, leaf in leaves.items()}
+    arrays = {name: _with_npy_dtype(leaf) for name, leaf in leaves.items()}
     kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
     text = json.dumps({**manifest, "format": FORMAT, "dtypes": kinds}, allow_nan=False)
     members = {_MANIFEST: np.frombuffer(text.encode(), np.uint8), **arrays}
@@ -153,12 +153,14 @@ def load(file: Path) -> Checkpoint:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Return the checkpoint in a file's bytes; raise `DamagedError` if a bit is wrong.
+    """Decode the bytes of a file.
 
-    A checkpoint of another format raises a `UserError`.
+    Raises:
+        DamagedError: the digest is wrong, or the content is not a checkpoint.
+        UserError: the checkpoint has another format.
     """
-    body, found = data[:-_DIGITS], data[-_DIGITS:]
-    if len(found) < _DIGITS or found != _digest(body):
+    body, digest = data[:-_DIGITS], data[-_DIGITS:]
+    if len(digest) < _DIGITS or digest != _digest(body):
         raise DamagedError("its digest is wrong")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
@@ -176,16 +178,16 @@ def decode(data: bytes) -> Checkpoint:
 
 
 def restore(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
-    """Return the arrays in the structure of `like`; names, shapes and dtypes must agree."""
-    wanted = as_arrays(like)
-    if list(wanted) != list(arrays) or any(
-        (a.shape, a.dtype) != (arrays[n].shape, arrays[n].dtype) for n, a in wanted.items()
+    """Arrange arrays in the structure of `like`; names, shapes and dtypes must agree."""
+    templates = as_arrays(like)
+    if list(templates) != list(arrays) or any(
+        (a.shape, a.dtype) != (arrays[n].shape, arrays[n].dtype) for n, a in templates.items()
     ):
         raise UserError(
             "The checkpoint does not fit the state of this task and algorithm: resume with the "
             "settings that the run was started with."
         )
-    leaves = [jnp.asarray(arrays[name]) for name in wanted]
+    leaves = [jnp.asarray(arrays[name]) for name in templates]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -193,8 +195,8 @@ def _name(step: int) -> str:
     return f"checkpoint-{step:010d}.npz"
 
 
-def _storable(leaf: np.ndarray) -> np.ndarray:
-    """Return an array whose dtype the npy format knows; bfloat16 and the like become bytes."""
+def _with_npy_dtype(leaf: np.ndarray) -> np.ndarray:
+    """View dtypes that the npy format lacks, such as bfloat16, as raw bytes."""
     return leaf.view(f"V{leaf.dtype.itemsize}") if leaf.dtype.kind == "V" else leaf
 
 
@@ -210,10 +212,10 @@ def save_variables(file: Path, x: PyTree, y: PyTree) -> None:
 
 
 def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the saved (x, y) in the structure of the given ones.
+    """Load (x, y) in the structure of the arguments.
 
     Args:
-        file: what `save_variables` or `simfbo run` wrote (`variables.npz`).
+        file: written by `save_variables` or by `simfbo run` (`variables.npz`).
         x: an upper variable of the same structure, such as a task's `x0`.
         y: a lower variable of the same structure.
 
@@ -229,5 +231,5 @@ def load_variables(file: str | Path, x: PyTree, y: PyTree) -> tuple[PyTree, PyTr
     shapes = {name: np.shape(leaf) for name, leaf in as_arrays(like).items()}
     if shapes != {name: array.shape for name, array in saved.items()}:
         raise UserError(f"{file} holds variables of other shapes: is it from another task?")
-    found = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in shapes])
-    return found["x"], found["y"]
+    variables = jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in shapes])
+    return variables["x"], variables["y"]

@@ -1,7 +1,7 @@
-"""Evaluation where the data is: every client measures a state on its own upper samples.
+"""Evaluation on clients: every client measures a state on its upper samples.
 
-One exchange with all clients, through the verb. It draws nothing that training draws and changes
-nothing that training depends on, so a run takes the same course with and without it.
+An evaluation is one exchange with all clients, by `federation.gather`. Its random keys and its
+state are separate from those of training, so that a run is the same with and without it.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from simfbo.runs.client_scores import ClientScores, Goals
 
 
 class ClientMetric(NamedTuple):
-    """What clients measure on their own upper samples.
+    """A metric on a client's upper samples.
 
     Attributes:
         measure: (x, y, batch) -> a number: a mean over the samples of the batch, plus terms that do
             not depend on any sample.
-        goal: whether it should be small ("min") or large ("max"); decides which client is worst.
+        goal: "min" or "max"; determines the worst client.
     """
 
     measure: Loss
@@ -45,7 +45,7 @@ class ClientMetrics(eqx.Module):
 
     Attributes:
         measures: the metrics, by name.
-        method: where clients have lower variables of their own, the method that knows where.
+        method: the method whose `client_y` is evaluated, if lower variables are personal.
     """
 
     measures: Measures = eqx.field(static=True)
@@ -62,16 +62,16 @@ class ClientMetrics(eqx.Module):
         batch = client.data.upper.full(client.data.client)
 
         def mean(name: str, measure: Loss) -> jax.Array:
-            return average(lambda samples: _number(name, measure(payload.x, y, samples)), batch)
+            return average(lambda samples: _scalar(name, measure(payload.x, y, samples)), batch)
 
         return tuple(mean(*named) for named in self.measures)
 
 
 class Evaluation(NamedTuple):
-    """How clients are asked.
+    """An evaluation on all clients.
 
     Attributes:
-        client_step: what each of them does.
+        client_step: computes the metrics.
         goals: of the metrics, by name.
         method: whose states are evaluated; None for x and y of the state.
     """
@@ -81,38 +81,38 @@ class Evaluation(NamedTuple):
     method: Method | None = None
 
     def ask(self, federation: Federation, state: PyTree, key: jax.Array) -> ClientScores:
-        """Ask all clients for their metrics of a state.
+        """Evaluate a state on all clients.
 
         Args:
             federation: whose clients.
             state: of the algorithm.
             key: of the round.
         """
-        at, own = state, False
+        at, personal = state, False
         if self.method is not None:
-            at, own = self.method.evaluation_point(state), self.method.is_personal
-        payload = Point(x=at.x, y=None if own else at.y)
-        everyone = Cohort(np.arange(federation.n, dtype=np.int32), federation.p)
+            at, personal = self.method.evaluation_point(state), self.method.is_personal
+        payload = Point(x=at.x, y=None if personal else at.y)
+        cohort = Cohort(np.arange(federation.n, dtype=np.int32), federation.p)
         key = jax.random.fold_in(key, int(Purpose.CLIENT_METRICS))
-        found = federation.gather(self.client_step, payload, everyone, key)
+        replies = federation.gather(self.client_step, payload, cohort, key)
         latest = federation.latest
         assert latest is not None, "an exchange has just ended"
-        columns = [np.asarray(column, float) / latest.factor for column in found]
-        known = [np.where(latest.admitted, column, np.nan) for column in columns]
-        return ClientScores.of(federation.p, dict(zip(self.goals, known, strict=True)), self.goals)
+        columns = [np.asarray(column, float) / latest.factor for column in replies]
+        values = [np.where(latest.admitted, column, np.nan) for column in columns]
+        return ClientScores.of(federation.p, dict(zip(self.goals, values, strict=True)), self.goals)
 
     def unknown(self, federation: Federation) -> ClientScores:
-        """Return the scores of clients that cannot be asked."""
-        nothing = dict.fromkeys(self.goals, np.full(federation.n, np.nan))
-        return ClientScores.of(federation.p, nothing, self.goals)
+        """Return NaN for all clients, for an evaluation that failed."""
+        values = dict.fromkeys(self.goals, np.full(federation.n, np.nan))
+        return ClientScores.of(federation.p, values, self.goals)
 
 
 def evaluation_of(asked: Asked, algorithm: Method | None = None) -> Evaluation:
-    """Return how the clients of an algorithm are asked for metrics.
+    """Create the evaluation of an algorithm on its clients.
 
     Args:
-        asked: the metrics, by name; a function alone should be small.
-        algorithm: what is run; None for one whose clients have no y of their own.
+        asked: the metrics, by name; a plain function has the goal "min".
+        algorithm: the method of the run; None for x and y of the state.
     """
     if algorithm is not None and privacy_of(algorithm) is not None:
         raise UserError(
@@ -128,13 +128,13 @@ def evaluation_of(asked: Asked, algorithm: Method | None = None) -> Evaluation:
     return Evaluation(ClientMetrics(measures, personal), goals, algorithm)
 
 
-def _as_metric(given: Loss | ClientMetric) -> ClientMetric:
-    return given if isinstance(given, ClientMetric) else ClientMetric(given)
+def _as_metric(metric: Loss | ClientMetric) -> ClientMetric:
+    return metric if isinstance(metric, ClientMetric) else ClientMetric(metric)
 
 
-def _number(name: str, found: jax.Array) -> jax.Array:
-    """Return a metric's value, after a check that it is one number."""
-    value = jnp.asarray(found)
+def _scalar(name: str, result: jax.Array) -> jax.Array:
+    """Convert the result of a metric to a floating-point scalar; raise if it has axes."""
+    value = jnp.asarray(result)
     if value.ndim:
         raise UserError(
             f"The client metric '{name}' returns an array of shape {value.shape}: return one "

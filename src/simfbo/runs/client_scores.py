@@ -1,4 +1,4 @@
-"""Metrics of single clients, and what is said of all of them: mean, worst, quantiles."""
+"""Metrics of single clients and their statistics: mean, worst, quantiles."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,8 +21,8 @@ class Worst(NamedTuple):
     """The client with the worst value of a metric.
 
     Attributes:
-        client: its id; None if no client is known.
-        value: of the metric; NaN if no client is known.
+        client: its id; None if no client has a value.
+        value: of the metric; NaN if no client has one.
     """
 
     client: Any
@@ -32,13 +32,13 @@ class Worst(NamedTuple):
 class ClientScores(NamedTuple):
     """Metrics of every client, on its own data.
 
-    A client that did not reply, or whose numbers are not finite, has NaN and counts nowhere.
+    A client without a finite reply has NaN and is excluded from all statistics.
 
     Attributes:
         ids: the clients.
         weights: p_i, in the order of `ids`.
         values: an array with a number for each client, by metric.
-        goals: whether a metric should be large ("max") or small ("min").
+        goals: "max" or "min", by metric.
 
     Example:
         >>> scores = ClientScores.of([0.5, 0.5], {"loss": [1.0, 3.0]}, {"loss": "min"})
@@ -58,66 +58,66 @@ class ClientScores(NamedTuple):
         values: Mapping[str, Any],
         goals: Goals,
     ) -> "ClientScores":
-        """Return the scores of clients 0, 1, ...; None in place of a number is NaN."""
-        found = {name: np.asarray(column, float) for name, column in values.items()}
-        return cls(np.arange(len(weights)), np.asarray(weights, float), found, goals)
+        """Create the scores of clients 0, 1, ...; None becomes NaN."""
+        columns = {name: np.asarray(column, float) for name, column in values.items()}
+        return cls(np.arange(len(weights)), np.asarray(weights, float), columns, goals)
 
     def mean(self, metric: str | None = None) -> float:
-        """Return the mean over the clients that are known, weighted by p; NaN if there are none.
+        """Return the mean over the clients with a value, weighted by p; NaN if there are none.
 
         Args:
-            metric: which one; the first by default, also in the other methods.
+            metric: the first by default, also in the other methods.
         """
-        found = self._column(metric)
-        known = ~np.isnan(found)
-        if not known.any():
+        values = self._column(metric)
+        valid = ~np.isnan(values)
+        if not valid.any():
             return np.nan
-        return float(np.average(found[known], weights=self.weights[known]))
+        return float(np.average(values[valid], weights=self.weights[valid]))
 
     def worst(self, metric: str | None = None) -> Worst:
         """Return the worst client and its value."""
         name = self._name(metric)
-        found = self._column(name)
-        if np.isnan(found).all():
+        values = self._column(name)
+        if np.isnan(values).all():
             return Worst(None, np.nan)
-        place = int(np.nanargmin(found) if self.goals[name] == "max" else np.nanargmax(found))
-        return Worst(self.ids.tolist()[place], float(found[place]))
+        index = int(np.nanargmin(values) if self.goals[name] == "max" else np.nanargmax(values))
+        return Worst(self.ids.tolist()[index], float(values[index]))
 
     def quantiles(
         self, metric: str | None = None, at: Sequence[float] = tuple(QUANTILES.values())
     ) -> list[float]:
-        """Return quantiles over the clients that are known, each counted once.
+        """Return unweighted quantiles over the clients with a value.
 
         Args:
-            metric: which one.
-            at: which quantiles, from 0 to 1.
+            metric: the first by default.
+            at: probabilities from 0 to 1.
         """
-        found = self._column(metric)
-        known = found[~np.isnan(found)]
-        return np.quantile(known, at).tolist() if len(known) else [np.nan] * len(at)
+        values = self._column(metric)
+        valid = values[~np.isnan(values)]
+        return np.quantile(valid, at).tolist() if len(valid) else [np.nan] * len(at)
 
     @property
     def ranked(self) -> np.ndarray:
-        """Return the clients' places in `ids`, the worst by the first metric first."""
+        """Indices into `ids`, the worst client by the first metric first."""
         first = self._column(None)
         return np.argsort(-first if self.goals[self._name(None)] == "min" else first)
 
     @property
     def missing(self) -> list[Any]:
-        """Return the ids of clients of which some number is unknown."""
-        unknown = np.zeros(len(self.ids), bool)
+        """The ids of clients that lack a value of some metric."""
+        incomplete = np.zeros(len(self.ids), bool)
         for column in self.values.values():
-            unknown |= np.isnan(column)
-        return self.ids[unknown].tolist()
+            incomplete |= np.isnan(column)
+        return self.ids[incomplete].tolist()
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return the numbers that a record of the history has, such as `clients_worst_NAME`."""
-        found: dict[str, float] = {}
+        """The statistics in a record of the history, such as `clients_worst_NAME`."""
+        statistics: dict[str, float] = {}
         for name in self.values:
             numbers = self.mean(name), self.worst(name).value, *self.quantiles(name)
-            found |= dict(zip(columns_of(name), numbers, strict=True))
-        return found
+            statistics |= dict(zip(columns_of(name), numbers, strict=True))
+        return statistics
 
     def frame(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with a row for each client."""
@@ -125,7 +125,7 @@ class ClientScores(NamedTuple):
         return require("pandas", "pandas").DataFrame(columns, index=self.ids)
 
     def summary(self, metric: str | None = None) -> str:
-        """Return a metric in words.
+        """Summarise a metric in a line of text.
 
         Example:
             >>> ClientScores.of([0.5, 0.5], {"loss": [1.0, 3.0]}, {"loss": "min"}).summary()
@@ -140,23 +140,26 @@ class ClientScores(NamedTuple):
         )
 
     def as_json(self) -> Json:
-        """Return mean, worst client and quantiles by metric, and who is missing."""
-        pairs = {name: (self.worst(name), self.quantiles(name)) for name in self.values}
-        found = {
-            name: {"mean": self.mean(name), "worst": worst.value, "client": worst.client,
-                   **dict(zip(QUANTILES, quantiles, strict=True))}
-            for name, (worst, quantiles) in pairs.items()
-        }  # fmt: skip
-        return {**found, "missing": self.missing}
+        """Return mean, worst client and quantiles by metric, and the ids of missing clients."""
+        result: Json = {}
+        for name in self.values:
+            worst, quantiles = self.worst(name), self.quantiles(name)
+            result[name] = {
+                "mean": self.mean(name),
+                "worst": worst.value,
+                "client": worst.client,
+                **dict(zip(QUANTILES, quantiles, strict=True)),
+            }
+        return {**result, "missing": self.missing}
 
     def __str__(self) -> str:
         """Return a summary of every metric, and a table with the worst clients first."""
         order = self.ranked
         shown = order[:_SHOWN]
         rows = [["client", "weight", *self.values]]
-        for place in shown:
-            numbers = (self.weights[place], *(column[place] for column in self.values.values()))
-            rows.append([str(self.ids[place]), *(f"{number:.4g}" for number in numbers)])
+        for i in shown:
+            numbers = (self.weights[i], *(column[i] for column in self.values.values()))
+            rows.append([str(self.ids[i]), *(f"{number:.4g}" for number in numbers)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
         more = [f"... and {len(order) - len(shown)} more"] if len(order) > len(shown) else []
@@ -165,8 +168,8 @@ class ClientScores(NamedTuple):
     def _name(self, metric: str | None) -> str:
         name = next(iter(self.values)) if metric is None else metric
         if name not in self.values:
-            known = ", ".join(self.values)
-            raise UserError(f"The clients have no metric '{name}'; they have {known}.")
+            names = ", ".join(self.values)
+            raise UserError(f"The clients have no metric '{name}'; they have {names}.")
         return name
 
     def _column(self, metric: str | None) -> np.ndarray:
@@ -180,15 +183,15 @@ def line_of(t: int, scores: ClientScores) -> Json:
 
 
 def is_column(name: str) -> bool:
-    """Return whether a number of a record is of the clients."""
+    """Check if a column of a record is a statistic of clients' metrics."""
     return name.startswith(_PREFIX)
 
 
 def columns_of(metric: str) -> list[str]:
-    """Return the names of a metric's numbers in records.
+    """Return the columns of a metric in records.
 
     Example:
         >>> columns_of("loss")[:2]
         ['clients_mean_loss', 'clients_worst_loss']
     """
-    return [f"{_PREFIX}{part}_{metric}" for part in ("mean", "worst", *QUANTILES)]
+    return [f"{_PREFIX}{statistic}_{metric}" for statistic in ("mean", "worst", *QUANTILES)]

@@ -1,7 +1,7 @@
-"""What an object was built with: every number in it, by name, the same in every process.
+"""Descriptions of objects: all numbers they contain, by name, equal in every process.
 
-A run is resumed only with what it was started with. Step sizes, samplers, Optax transformations and
-losses are functions, which keep their numbers in closures: these are looked into.
+A run is only resumed with the inputs that it was started with. Step sizes, samplers, Optax
+transformations and losses are functions that hold their numbers in closures, which are inspected.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ import numpy as np
 from simfbo.core.data import digest
 
 Described = dict[str, bool | int | float | str | None]
-_DEEPEST = 30
+_MAX_DEPTH = 30
 
 
 def describe(given: Mapping[str, Any]) -> Described:
-    """Return all numbers that some objects were built with, by name.
+    """Return all numbers in some objects by name.
 
-    Of arrays it is a digest, of functions the name, what their closures hold and the defaults of
-    their arguments. Of closures neither texts nor lists, dictionaries and other objects that can
-    change; of these the kind only.
+    An array is described by a digest, a function by its name, its closure and the defaults of its
+    arguments. Within closures, strings, lists, dictionaries and other mutable objects are described
+    by their type alone.
 
     Example:
         >>> from simfbo.core.problem import Point
@@ -39,15 +39,18 @@ def describe(given: Mapping[str, Any]) -> Described:
     """
     return {
         path: value
-        for name, found in given.items()
-        for path, value in _described(name, found, (), False)
+        for name, described in given.items()
+        for path, value in _described(name, described, (), False)
     }
 
 
 def _described(
     path: str, value: Any, above: tuple[int, ...], enclosed: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers in a value by path; it is `enclosed` in a function, within `above`."""
+    """Yield the numbers in a value by path.
+
+    `above` has the ids of the containing objects; `enclosed` values belong to a function's closure.
+    """
     if isinstance(value, Enum):
         value = value.name
     if isinstance(value, np.generic) and value.ndim == 0 and value.dtype.kind in "biuf":
@@ -60,31 +63,24 @@ def _described(
     elif isinstance(value, np.ndarray | jax.Array) and value.dtype != object:
         key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         yield path, digest(jax.random.key_data(value) if key else value)
-    elif id(value) in above or len(above) > _DEEPEST:
+    elif id(value) in above or len(above) > _MAX_DEPTH:
         yield path, type(value).__name__
     else:
-        yield from _parts(path, value, (*above, id(value)), enclosed)
+        children, enclosed = _children(value, enclosed)
+        if not isinstance(value, tuple | list | dict):
+            yield path, str(getattr(value, "__name__", type(value).__name__))
+        for name, child in children.items():
+            yield from _described(f"{path}.{name}", child, (*above, id(value)), enclosed)
 
 
-def _parts(
-    path: str, value: Any, above: tuple[int, ...], enclosed: bool
-) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers in an object that has parts."""
-    inside, deeper = _inside(value, enclosed)
-    if not isinstance(value, tuple | list | dict):
-        yield path, str(getattr(value, "__name__", type(value).__name__))
-    for name, part in inside.items():
-        yield from _described(f"{path}.{name}", part, above, deeper)
-
-
-def _inside(value: Any, enclosed: bool) -> tuple[dict[str, Any], bool]:
-    """Return the parts of an object by name, and whether they are enclosed in a function."""
+def _children(value: Any, enclosed: bool) -> tuple[dict[str, Any], bool]:
+    """Return the children of an object by name, and a flag for those enclosed in a function."""
     if isinstance(value, tuple):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return dict(zip(names, value, strict=True)), enclosed
     if isinstance(value, list | dict) and not enclosed:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return {str(key): part for key, part in pairs}, enclosed
+        return {str(key): child for key, child in pairs}, enclosed
     if isinstance(value, functools.partial):
         return {"of": value.func, "given": value.args, **value.keywords}, True
     if isinstance(value, FunctionType):
@@ -97,12 +93,12 @@ def _inside(value: Any, enclosed: bool) -> tuple[dict[str, Any], bool]:
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
-    """Return what a function's closure holds, by name."""
-    found: dict[str, Any] = {}
+    """Return the variables in a function's closure by name."""
+    variables: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it holds nothing yet
-            found[name] = cell.cell_contents
-    return found
+        with contextlib.suppress(ValueError):  # the cell is still empty
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:

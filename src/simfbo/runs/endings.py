@@ -1,4 +1,4 @@
-"""How a run ends before its last round: diverged, or starved of replies."""
+"""Reasons to end a run before its last round: divergence, or too few usable replies."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def exploded(
     t: int,
     latest: Exchange | None,
 ) -> Json | None:
-    """Return the end of the run if a variable is not finite or too large; None otherwise.
+    """Return an end record if a variable is not finite or too large; None otherwise.
 
     Args:
         names: of the variables.
         norms: of the variables after round t.
-        sizes: their norms at the beginning.
-        explosion: how many times t^2 of these they may have.
+        sizes: their initial norms.
+        explosion: the largest norm allowed in round t, in units of t^2 times the initial one.
         t: the round.
         latest: the outcome of the last exchange.
     """
@@ -40,33 +40,39 @@ def exploded(
                 f"client {client} sent the largest message. A smaller step size for {name} often "
                 "helps"
             )
-            known = {"round": t, "variable": name, "client": client}
-            return {"status": "diverged", **known, "reason": reason}
+            return {
+                "status": "diverged",
+                "round": t,
+                "variable": name,
+                "client": client,
+                "reason": reason,
+            }
     return None
 
 
 def not_finite(record: Json) -> Json | None:
-    """Return the end of the run if a metric is not finite; None otherwise."""
+    """Return an end record if a metric is not finite; None otherwise."""
     for name, value in record.items():
         if not math.isfinite(value):
             advice = _SMALLER if record["round"] else _INPUTS
-            reason = f"{name} is not finite after iteration {record['round']}. {advice}"
-            known = {"round": record["round"], "variable": name}
-            return {"status": "diverged", **known, "reason": reason}
+            t = record["round"]
+            reason = f"{name} is not finite after iteration {t}. {advice}"
+            return {"status": "diverged", "round": t, "variable": name, "reason": reason}
     return None
 
 
 def starved(error: TooFewReplies, t: int) -> Json:
-    """Return the end of a run that received too few usable replies.
+    """Return the end record of a run that received too few usable replies.
 
-    If most excluded replies were too large or not finite, the run diverged; otherwise it starved.
+    The run diverged if most rejected replies were too large or not finite; otherwise it starved.
     """
     exchange = error.exchange
     diverged = exchange.mostly_oversized
-    left_out = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
-    client = int(exchange.request.ids[np.argmax(left_out)])
+    rejected = ~exchange.admitted & ((exchange.squares.sum(1) != 0) | (not diverged))
+    client = int(exchange.request.ids[np.argmax(rejected)])
     advice = _SMALLER if diverged else "Sample more clients, or lower min_replies"
-    if diverged and t == 1 and all(one.reason == Reason.NOT_FINITE for one in exchange.refusals):
+    reasons = [refusal.reason for refusal in exchange.refusals]
+    if diverged and t == 1 and all(reason == Reason.NOT_FINITE for reason in reasons):
         advice = _INPUTS
     status = "diverged" if diverged else "starved"
     return {"status": status, "round": t, "client": client, "reason": f"{error}. {advice}"}

@@ -1,4 +1,4 @@
-"""Files on disk: the one atomic write, folders and their names, and locks."""
+"""Files on disk: atomic writes, folders and their names, locks."""
 
 import contextlib
 import os
@@ -11,23 +11,23 @@ from typing import IO, Any
 from simfbo.errors import UserError, plain
 from simfbo.runs.interrupts import held_back
 
-TEMPORARY = ".*.tmp"  # what a killed writer can leave behind
+TEMPORARY = ".*.tmp"  # remains of a killed process
 
 
 Json = dict[str, Any]  # an object of a JSON or TOML file
 
 
 def write_atomic(file: Path, data: bytes | str) -> None:
-    """Replace a file in one step: whatever happens, the old content or the new one is there.
+    """Replace a file atomically: after a crash it has the old content or the new one.
 
-    The data is on the disk when this returns. Text is written as UTF-8. Ctrl-C waits for it.
+    The data is synced to disk. Text is written as UTF-8. Ctrl-C is delayed until the write is done.
 
     Args:
         file: in an existing folder.
         data: the new content.
 
     Raises:
-        OSError: it could not be written, and has its name; the old file is unchanged.
+        OSError: the file, named in the error, could not be written; its old content is unchanged.
     """
     temporary = file.with_name(f".{file.name}.tmp")
     with held_back():
@@ -45,12 +45,12 @@ def write_atomic(file: Path, data: bytes | str) -> None:
 
 
 def _no_link(file: str, flags: int) -> int:
-    """Open a file that is not a link, which could lead anywhere."""
+    """Open a file without following a symbolic link."""
     return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk, so that a rename survives a power cut."""
+    """Sync a folder to disk, so that a rename survives a power failure."""
     with contextlib.suppress(OSError):  # some systems cannot sync folders
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -60,7 +60,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, with its parents, that can be written to."""
+    """Create a folder and its parents; raise unless it is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK)
@@ -71,7 +71,7 @@ def make_folder(path: Path) -> None:
 
 
 def folder_names(names: Iterable[str]) -> list[str]:
-    """Return names after a check that each can name a folder of its own, on any system.
+    """Validate that names are distinct, valid folder names on all systems; return them.
 
     Every name that becomes part of a path passes through here or through `as_folder_name`.
 
@@ -79,23 +79,24 @@ def folder_names(names: Iterable[str]) -> list[str]:
         >>> folder_names(["fednest", "my.methods-mine"])
         ['fednest', 'my.methods-mine']
     """
-    found: dict[str, str] = {}
+    unique: dict[str, str] = {}
     for name in names:
         if not re.fullmatch(r"\w[\w .-]{0,59}(?<![ .])", name) or len(name.encode()) > 200:
             raise UserError(
                 f"'{plain(name)}' names a folder: use at most 60 letters, digits, '.', '-' and "
                 "'_', with a letter or digit first and last."
             )
-        alike = found.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
-        if alike != name:
+        earlier = unique.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if earlier != name:
             raise UserError(
-                f"'{alike}' and '{name}' name the same folder on some systems: rename one of them."
+                f"'{earlier}' and '{name}' name the same folder on some systems: rename one of "
+                "them."
             )
-    return list(found.values())
+    return list(unique.values())
 
 
 def as_folder_name(*parts: str) -> str:
-    """Make a name that can name a folder, of texts that may be anything.
+    """Convert arbitrary texts to a valid folder name.
 
     Example:
         >>> as_folder_name("my.methods:mine", "../digits")
@@ -106,7 +107,7 @@ def as_folder_name(*parts: str) -> str:
 
 
 def require_no_way_out(folder: Path) -> None:
-    """Raise if a link within a folder leads out of it: what is written there would go elsewhere."""
+    """Raise if a symbolic link in a folder leads out of it, where writes would end up."""
     root = folder.resolve()
     for path, folders, files in os.walk(folder):
         for link in (Path(path, name) for name in (*folders, *files)):
@@ -115,10 +116,10 @@ def require_no_way_out(folder: Path) -> None:
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Lock an open file for this process; the system releases it when the file is closed.
+    """Lock an open file for this process until it is closed.
 
     Returns:
-        False if another process holds the lock. True where there are no locks.
+        False if another process holds the lock. True on systems without locks.
     """
     try:
         import fcntl

@@ -1,4 +1,4 @@
-"""What a run was started with, and whether it is resumed with the same."""
+"""The inputs of a run, which must be the same when it is resumed."""
 
 import warnings
 from dataclasses import fields
@@ -14,9 +14,9 @@ _SHOWN = 3  # differences in a message
 
 
 def inputs_of(algorithm: Method, federation: Any) -> Json:
-    """Return a digest of the data, and the numbers that algorithm and federation were built with.
+    """Return a digest of the data, and the numbers in the algorithm and in the federation.
 
-    Where one of them does not tell, its entry is None or empty, and nothing is compared.
+    Unknown entries are None or empty, and are not compared.
     """
     settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {
@@ -29,12 +29,12 @@ def inputs_of(algorithm: Method, federation: Any) -> Json:
 def require_same(wanted: Json, found: Json, directory: Path | None) -> None:
     """Raise unless both headers describe the same run; warn if versions differ.
 
-    Another version may describe the same inputs otherwise, so then these are a warning too.
+    Descriptions of inputs may differ between versions: then a difference is a warning too.
 
     Args:
-        wanted: the header of the run that is to be resumed.
-        found: the header that was stored.
-        directory: where it was stored.
+        wanted: the header of the resumed run.
+        found: the stored header.
+        directory: the folder where it is stored.
     """
     for key in ("algorithm", "rounds", "every", "seed", "config", "client_metrics"):
         if wanted.get(key) != found.get(key):
@@ -42,31 +42,31 @@ def require_same(wanted: Json, found: Json, directory: Path | None) -> None:
                 f"The run was started with different settings ({key}): resume it with the same "
                 "ones, or choose another folder."
             )
-    before = found.get("versions") or {}
-    changed = [name for name, v in wanted["versions"].items() if before.get(name) != v]
+    stored = found.get("versions") or {}
+    changed = [name for name, v in wanted["versions"].items() if stored.get(name) != v]
     if changed:
         warnings.warn(
             f"The run was started with another version of {', '.join(changed)}: from here on, "
             "results may differ in the last digits.",
             stacklevel=2,
         )
-    if other := _other_inputs(wanted.get("inputs") or {}, found.get("inputs") or {}):
-        text = f"The run in {directory} was started with other {other}"
+    if difference := _difference(wanted.get("inputs") or {}, found.get("inputs") or {}):
+        text = f"The run in {directory} was started with other {difference}"
         if {*changed} <= {"threads"}:
             raise UserError(f"{text}: resume it with the same, or choose another folder.")
         warnings.warn(f"{text}, or its version describes them otherwise.", stacklevel=2)
 
 
-def _other_inputs(wanted: Json, found: Json) -> str | None:
-    """Return in words what differs; None if nothing does, as far as both are known."""
+def _difference(wanted: Json, found: Json) -> str | None:
+    """Describe the first difference between known inputs; None if there is none."""
     if wanted.get("data") and found.get("data") and wanted["data"] != found["data"]:
         return "data"
-    for part in ("algorithm", "federation"):
-        now, then = wanted.get(part), found.get(part)
+    for key in ("algorithm", "federation"):
+        now, then = wanted.get(key), found.get(key)
         if now and then and (names := [n for n in {**then, **now} if _differ(n, then, now)]):
             shown = ", ".join(_change(name, then, now) for name in names[:_SHOWN])
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            return f"settings of the {part} ({shown}{more})"
+            return f"settings of the {key} ({shown}{more})"
     return None
 
 
@@ -75,11 +75,13 @@ def _differ(name: str, then: Json, now: Json) -> bool:
 
 
 def _change(name: str, then: Json, now: Json) -> str:
-    """Return how a setting differs.
+    """Format the old and the new value of a setting.
 
     Example:
         >>> _change("local.y", {"local.y": 0.1}, {"local.y": 0.2})
         'local.y 0.1, now 0.2'
     """
-    old, new = ("nothing" if name not in one else str(one[name])[:20] for one in (then, now))
+    old, new = (
+        str(settings[name])[:20] if name in settings else "nothing" for settings in (then, now)
+    )
     return f"{name} {old}, now {new}"

@@ -1,4 +1,4 @@
-"""Lines of JSON in a file, each with its own checksum, so that a damaged one is noticed."""
+"""Lines of JSON in a file, each with a checksum, by which damaged ones are detected."""
 
 import json
 import math
@@ -12,12 +12,12 @@ _MARK = b', "crc32": "'
 
 
 class Lines(NamedTuple):
-    """What can be read of a history.
+    """The lines of a history.
 
     Attributes:
-        whole: its undamaged lines, as JSON objects.
-        raw: the same lines as they are in the file.
-        damaged: how many others there are; an incomplete last one does not count.
+        whole: the valid lines, as JSON objects.
+        raw: the bytes of the same lines.
+        damaged: the number of damaged lines, without an incomplete last one.
     """
 
     whole: list[Json]
@@ -26,46 +26,46 @@ class Lines(NamedTuple):
 
 
 def as_line(kind: str, values: Json) -> bytes:
-    """Return a line of a history, with the checksum of everything before it."""
+    """Encode a line of a history with its checksum."""
     text = json.dumps({"kind": kind, **plain(values)}).encode()
     return text[:-1] + _MARK + b'%08x"}\n' % zlib.crc32(text)
 
 
 def read_lines(data: bytes, before: bytes = b"") -> Lines:
-    """Return the lines of a history that are whole.
+    """Parse the lines of a history.
 
-    Once a line has a checksum, all later ones must: before, there were none.
+    The first lines of old histories have no checksums; after one with a checksum, all need one.
 
     Args:
-        data: the history, or the last part of it.
-        before: what stands before that part.
+        data: the history, or the end of it.
+        before: bytes that precede `data`.
     """
-    found, checked = Lines([], [], 0), _MARK in before
+    result, checked = Lines([], [], 0), _MARK in before
     *lines, last = data.split(b"\n")
     for raw in lines:
         checked = checked or _MARK in raw
         line = _parse(raw, checked)
         if line is not None:
-            found.whole.append(line)
-            found.raw.append(raw + b"\n")
-    damaged = len(lines) - len(found.whole)
+            result.whole.append(line)
+            result.raw.append(raw + b"\n")
+    damaged = len(lines) - len(result.whole)
     if (line := _parse(last, checked)) is not None:
-        found.whole.append(line)
-        found.raw.append(last + b"\n")
-    return found._replace(damaged=damaged)
+        result.whole.append(line)
+        result.raw.append(last + b"\n")
+    return result._replace(damaged=damaged)
 
 
 def _parse(raw: bytes, checked: bool) -> Json | None:
-    """Return one line of a history, without its checksum; None if it is damaged."""
+    """Parse a line and remove its checksum; return None if it is damaged."""
     text, mark, digits = raw.rpartition(_MARK)
     text = text + b"}" if mark else raw
     if checked and digits != b'%08x"}' % zlib.crc32(text):
         return None
     try:
-        found = json.loads(text)
+        line = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "kind" in found else None
+    return line if isinstance(line, dict) and "kind" in line else None
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -83,7 +83,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def plain(values: Any) -> Any:
-    """Return values as strict JSON gives them back, with None for numbers that are not finite."""
+    """Convert values to strict JSON, with None for numbers that are not finite."""
     if isinstance(values, Mapping):
         return {str(key): plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):

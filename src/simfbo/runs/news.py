@@ -1,8 +1,8 @@
-"""What is new in the histories below some folders, for a reader that remembers where it was.
+"""Incremental reading of the histories below some folders, without state on the server.
 
-Nothing is kept between calls. The reader says how far it has read each history (`at`, in bytes) and
-a digest of the bytes before that (`mark`); a history that has since been cut, as resuming does, or
-replaced does not agree, and is sent again from its start.
+The reader sends its position in each history (`at`, in bytes) and a digest of the bytes before it
+(`mark`). If the digest does not match, because the history has been truncated by a resumed run or
+replaced, it is read again from its start.
 """
 
 import os
@@ -22,55 +22,57 @@ from simfbo.runs.files import Json
 from simfbo.runs.history import FILE
 from simfbo.runs.lines import plain, read_lines
 
-_CHUNK = 1_000_000  # bytes of one history in an answer
-_ANSWER = 4 * _CHUNK  # bytes of all histories in an answer
-_MARKED = 4096  # bytes that a mark depends on
+_CHUNK = 1_000_000  # bytes of one history in a response
+_RESPONSE = 4 * _CHUNK  # bytes of all histories in a response
+_MARKED = 4096  # bytes in the digest of a mark
 _LOG, _LOG_TAIL = "server.log", 16_000
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
-_DEPTH, _RUNS = 5, 500  # how far below a folder runs are looked for, and how many are shown
+_DEPTH, _RUNS = 5, 500  # levels of folders that are searched, runs that are shown
 _CHECKPOINT = re.compile(r"checkpoint-(\d{10})\.npz")
 
 
 class Found(NamedTuple):
-    """A run's folder, and what it is called: its path as the user wrote it."""
+    """A run's folder and its identifier: the path as the user wrote it."""
 
     id: str
     folder: Path
 
 
 def news(roots: Sequence[Path], seen: Mapping[str, Any]) -> Json:
-    """Return what has happened since a reader last asked.
+    """Return the changes since a reader's last request.
 
     Args:
         roots: folders of runs, or folders with runs below them.
-        seen: `at`, `mark` and `log` of each run that the reader knows, from an earlier answer.
+        seen: `at`, `mark` and `log` of each run in the reader's last response.
 
     Returns:
-        The `runs`, each with its `name`, the `group` of runs that differ only in the seed and the
-        `title` of that, its new `lines`, where they end (`at`,
-        `mark`), whether they start anew (`reset`), whether `more` is waiting, how many are
-        `damaged`, for how many seconds it has been `idle`, the round of its last `checkpoint` and,
-        if it has changed, the end of its server's `log`; the keys of settings that `differ`; and
-        how many older runs are `hidden`.
+        The `runs`, each with its `name`, the `group` of runs that differ only in the seed and its
+        `title`, the new `lines` and the position after them (`at`, `mark`), `reset` if they start
+        from the beginning, `more` if there are further lines, the number of `damaged` lines, the
+        seconds since the last change (`idle`), the round of its last `checkpoint` and, if it has
+        changed, the end of its server's `log`; the keys of settings that `differ`; and the number
+        of older runs that are `hidden`.
     """
-    found = find_runs(roots)
-    shown = sorted(_newest(found), key=lambda run: _natural(run.id))
+    all_runs = find_runs(roots)
+    shown = sorted(_newest(all_runs), key=lambda run: _natural(run.id))
     headers = [_header(run.folder / FILE) for run in shown]
     runs: list[Json] = []
-    room = _ANSWER
+    remaining = _RESPONSE
     for run in shown:
-        known = seen.get(run.id)
-        runs.append(_run(run, known if isinstance(known, dict) else {}, min(room, _CHUNK)))
-        room -= runs[-1].pop("read")
+        position = seen.get(run.id)
+        position = position if isinstance(position, dict) else {}
+        runs.append(_run(run, position, min(remaining, _CHUNK)))
+        remaining -= runs[-1].pop("read")
     labels = _distinct(names.labels(headers), shown)
     titles = map(names.without_seed, labels, headers)
-    for one, label, title, group in zip(runs, labels, titles, names.groups(headers), strict=True):
-        one |= {"name": label, "title": title, "group": group}
-    return {"runs": runs, "differ": names.differences(headers), "hidden": len(found) - len(shown)}
+    for run, label, title, group in zip(runs, labels, titles, names.groups(headers), strict=True):
+        run |= {"name": label, "title": title, "group": group}
+    hidden = len(all_runs) - len(shown)
+    return {"runs": runs, "differ": names.differences(headers), "hidden": hidden}
 
 
 def find_runs(roots: Iterable[Path]) -> list[Found]:
-    """Return the runs in or below some folders; links below these are not followed."""
+    """Find the runs in or below some folders, without following links in them."""
     found: dict[Path, Found] = {}
     for root in roots:
         if not root.is_dir():
@@ -81,73 +83,76 @@ def find_runs(roots: Iterable[Path]) -> list[Found]:
 
 
 def _folders_of_runs(root: Path) -> Iterator[Path]:
-    """Yield the folders with a history, in or below a folder."""
+    """Yield the folders with a history in or below a folder."""
     for path, folders, files in os.walk(root):
         folder = Path(path)
         deep = len(folder.relative_to(root).parts) >= _DEPTH
         if FILE in files and not (folder / FILE).is_symlink():
             yield folder
-            deep = True  # a run has no runs inside
+            deep = True  # a run does not contain runs
         folders[:] = [] if deep else [name for name in folders if not name.startswith(".")]
 
 
 def _newest(found: Sequence[Found]) -> Sequence[Found]:
-    """Return the runs that changed last, if there are too many to show."""
+    """Return the most recently changed runs, as many as are shown."""
     if len(found) <= _RUNS:
         return found
     return sorted(found, key=lambda run: _changed(run.folder / FILE))[-_RUNS:]
 
 
 def _natural(text: str) -> list[tuple[str, int]]:
-    """Return a key that sorts seed2 before seed10."""
+    """Return a key for natural sorting: seed2 before seed10."""
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d{0,9})", text)]
 
 
 def _distinct(labels: Sequence[str], runs: Sequence[Found]) -> list[str]:
-    """Add the folder to names that several runs have."""
+    """Append the folder to labels that several runs share."""
     count = Counter(labels)
-    return [f"{one} ({run.id})" if count[one] > 1 else one
-            for one, run in zip(labels, runs, strict=True)]  # fmt: skip
+    return [
+        f"{label} ({run.id})" if count[label] > 1 else label
+        for label, run in zip(labels, runs, strict=True)
+    ]
 
 
-def _run(run: Found, seen: Json, most: int) -> Json:
-    """Return what is new in one run."""
+def _run(run: Found, seen: Json, limit: int) -> Json:
+    """Return the changes of a run, with at most `limit` bytes of its history."""
     changed, checkpoint = _state(run.folder)
     idle = round(max(0.0, time.time() - changed), 1)
-    found: Json = {"id": run.id, "idle": idle, "checkpoint": checkpoint}
+    changes: Json = {"id": run.id, "idle": idle, "checkpoint": checkpoint}
     log = _tail_of_log(run.folder / _LOG)
     if log is not None and log["stamp"] != seen.get("log"):
-        found["log"] = log
-    return found | _new_lines(run.folder / FILE, seen, most)
+        changes["log"] = log
+    return changes | _new_lines(run.folder / FILE, seen, limit)
 
 
-def _new_lines(file: Path, seen: Json, most: int) -> Json:
-    """Return the whole lines that a reader has not seen, up to a number of bytes."""
+def _new_lines(file: Path, seen: Json, limit: int) -> Json:
+    """Return the complete lines after a reader's position, up to `limit` bytes."""
     with _opened(file) as history:
         size = 0 if history is None else os.fstat(history.fileno()).st_size
-        start, before = _place(history, size, seen)
-        data = b"" if history is None else history.read(max(most, 0))
+        start, before = _seek(history, size, seen)
+        data = b"" if history is None else history.read(max(limit, 0))
     whole = data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == _CHUNK:
-        whole = data  # a line that long is none of ours: it is read in pieces, all damaged
+        whole = data  # simfbo writes no line of this length: it is skipped in chunks, as damaged
     lines = read_lines(whole, before)
-    sound = [line for line in map(_sound, lines.whole) if line]
-    shown = [line for line in sound if line["kind"] != "clients"]  # which the page does not show
+    valid = [line for line in map(_strict, lines.whole) if line]
+    shown = [line for line in valid if line["kind"] != "clients"]  # not shown by the page
     return {
         "at": start + len(whole),
         "mark": _mark((before + whole)[-_MARKED:]),
         "reset": start == 0 and seen.get("at") != 0,
         "lines": shown,
-        "damaged": lines.damaged + len(lines.whole) - len(sound),
-        "more": len(data) == most and start + len(whole) < size,
+        "damaged": lines.damaged + len(lines.whole) - len(valid),
+        "more": len(data) == limit and start + len(whole) < size,
         "read": len(data),
     }
 
 
-def _place(history: IO[bytes] | None, size: int, seen: Json) -> tuple[int, bytes]:
-    """Go to where a reader was; return the place, and the bytes before it that its mark is of.
+def _seek(history: IO[bytes] | None, size: int, seen: Json) -> tuple[int, bytes]:
+    """Seek the reader's position, or the start if its mark does not match.
 
-    That is the start if the history is no longer what the reader has seen.
+    Returns:
+        The position, and the bytes before it that are part of the mark.
     """
     at = seen.get("at")
     if history is None or not isinstance(at, int) or not 0 < at <= size:
@@ -166,16 +171,16 @@ def _mark(data: bytes) -> str:
 
 
 def _header(file: Path) -> Json:
-    """Return the header of a history; empty if it cannot be read."""
+    """Read the header of a history; empty if it is damaged."""
     with _opened(file) as history:
         line = b"" if history is None else history.readline(_CHUNK)
     first = read_lines(line).whole if line.endswith(b"\n") else []
-    header = _sound(first[0]) if first and first[0]["kind"] == "header" else {}
+    header = _strict(first[0]) if first and first[0]["kind"] == "header" else {}
     return {key: value for key, value in header.items() if key != "kind"}
 
 
-def _sound(line: Json) -> Json:
-    """Return a line as strict JSON; empty if it is nested absurdly deep."""
+def _strict(line: Json) -> Json:
+    """Convert a line to strict JSON; empty if it exceeds the recursion limit."""
     try:
         return plain(line)
     except RecursionError:
@@ -183,35 +188,35 @@ def _sound(line: Json) -> Json:
 
 
 def _state(folder: Path) -> tuple[float, int]:
-    """Return when a run last wrote something, and the round of its last checkpoint, -1 if none."""
+    """Return the time of a run's last change, and the round of its last checkpoint or -1."""
     names = [name for name in _names(folder) if name in (FILE, _LOG) or _CHECKPOINT.fullmatch(name)]
     rounds = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
     return max((_changed(folder / name) for name in names), default=0.0), max(rounds, default=-1)
 
 
 def _tail_of_log(file: Path) -> Json | None:
-    """Return the end of a log, and a stamp that changes with it; None if there is none."""
+    """Read the end of a log with a stamp of its version; None if there is no log."""
     with _opened(file) as log:
         if log is None:
             return None
-        about = os.fstat(log.fileno())
-        log.seek(max(0, about.st_size - _LOG_TAIL))
+        status = os.fstat(log.fileno())
+        log.seek(max(0, status.st_size - _LOG_TAIL))
         text = _ESCAPES.sub("", log.read(_LOG_TAIL).decode(errors="replace"))
-    return {"stamp": f"{about.st_size}-{about.st_mtime_ns}", "text": text}
+    return {"stamp": f"{status.st_size}-{status.st_mtime_ns}", "text": text}
 
 
 @contextmanager
 def _opened(file: Path) -> Generator[IO[bytes] | None]:
-    """Open a regular file that is not a link; None if there is none, or if it cannot be read."""
+    """Open a regular file; None if it is missing, not readable or a symbolic link."""
     with ExitStack() as stack:
-        found = None
+        opened = None
         with suppress(OSError):
-            found = stack.enter_context(open(file, "rb", opener=_open_file))
-        yield found if found and stat.S_ISREG(os.fstat(found.fileno()).st_mode) else None
+            opened = stack.enter_context(open(file, "rb", opener=_open_file))
+        yield opened if opened and stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else None
 
 
 def _open_file(name: str, flags: int) -> int:
-    """Open a file without following a link, or waiting for who writes into a pipe."""
+    """Open a file without following links and without blocking on a pipe."""
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -223,7 +228,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _changed(file: Path) -> float:
-    """Return when a file was last written; 0 if it is gone."""
+    """Return the modification time of a file; 0 if it does not exist."""
     with suppress(OSError):
         return file.stat(follow_symlinks=False).st_mtime
     return 0.0

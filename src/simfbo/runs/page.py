@@ -1,7 +1,7 @@
-"""The page that shows runs, in one file: live, asking a server for lines, or frozen with its data.
+"""The page that shows runs, in one file: live with a server, or frozen with its data.
 
-Its parts are in the folder `view`. Everything is inlined, and a content security policy allows
-nothing else: scripts and styles by their digests, requests to the page's own server when live.
+Its parts are in the folder `view`. All of them are inlined, and a content security policy allows
+only these, by their digests, and, on a live page, requests to its server.
 """
 
 import base64
@@ -18,20 +18,30 @@ from simfbo.runs.history import BOOKKEEPING, CHANNEL_BYTES
 from simfbo.runs.palette import COLOURS
 
 _FOLDER = Path(__file__).parent / "view"
-# The order matters: each uses what is defined before it.
+# In this order, since later files use definitions of earlier ones.
 _STYLES = ("uplot/uPlot.min.css", "page.css", "parts.css", "narrow.css")
-_SCRIPTS = ("format.js", "colours.js", "store.js", "lines.js", "marks.js", "chart.js", "table.js",
-            "details.js", "main.js")  # fmt: skip
+_SCRIPTS = [
+    "format.js",
+    "colours.js",
+    "store.js",
+    "lines.js",
+    "marks.js",
+    "chart.js",
+    "table.js",
+    "details.js",
+    "main.js",
+]
 
 
 def live() -> str:
-    """Return the page that asks the server it came from for the lines of runs."""
+    """Return the page that requests the lines of runs from its server."""
     return _page({"live": True}, "", "connect-src 'self'")
 
 
-def frozen(runs: Sequence[Json], differ: Sequence[str], summaries: Sequence[str],
-           table: Sequence[Json]) -> str:  # fmt: skip
-    """Return the page with all of its data inside.
+def frozen(
+    runs: Sequence[Json], differ: Sequence[str], summaries: Sequence[str], table: Sequence[Json]
+) -> str:
+    """Return the page with its data embedded.
 
     Args:
         runs: the `name`, the `group` and the `lines` of each run.
@@ -45,16 +55,14 @@ def frozen(runs: Sequence[Json], differ: Sequence[str], summaries: Sequence[str]
 
 
 def _page(data: Json, noscript: str, connect: str) -> str:
-    """Put the parts of the page together."""
     style, library, script = _parts()
-    hashes = [f"'sha256-{_digest(part)}'" for part in (library, script)]
+    hashes = [f"'sha256-{_digest(source)}'" for source in (library, script)]
     policy = (
         f"default-src 'none'; script-src {' '.join(hashes)}; "
         f"style-src 'sha256-{_digest(style)}'; {connect}; base-uri 'none'; form-action 'none'"
     )
-    data = {**data, "palette": COLOURS, "bookkeeping": BOOKKEEPING,
-            "channels": CHANNEL_BYTES}  # fmt: skip
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    constants = {"palette": COLOURS, "bookkeeping": BOOKKEEPING, "channels": CHANNEL_BYTES}
+    text = json.dumps({**data, **constants}, allow_nan=False).replace("<", "\\u003c")
     return Template(_read("page.html")).substitute(
         policy=policy, style=style, library=library, script=script, data=text, noscript=noscript
     )
@@ -62,10 +70,10 @@ def _page(data: Json, noscript: str, connect: str) -> str:
 
 @lru_cache
 def _parts() -> tuple[str, str, str]:
-    """Return the styles, the plotting library with its licence, and our own scripts."""
+    """Return the styles, the plotting library with its licence, and the scripts of the page."""
     library = f"/*!\n{_read('uplot/LICENSE')}\n*/\n{_read('uplot/uPlot.iife.min.js')}"
-    own = "\n".join(map(_read, _SCRIPTS))
-    script = f'(function () {{\n"use strict";\n{own}}})();'
+    scripts = "\n".join(map(_read, _SCRIPTS))
+    script = f'(function () {{\n"use strict";\n{scripts}}})();'
     return "\n".join(map(_read, _STYLES)), library, script
 
 
@@ -73,12 +81,11 @@ def _read(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _digest(part: str) -> str:
-    """Return the digest by which a content security policy allows an inlined part."""
-    return base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+def _digest(source: str) -> str:
+    """Return the digest of an inlined source in the form of a content security policy."""
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 def _section(name: str, summary: str) -> str:
-    """Return the summary of a run, escaped."""
     lines = "<br>".join(map(escape, summary.splitlines()))
     return f"<section><h2>{escape(name)}</h2><p>{lines}</p></section>"

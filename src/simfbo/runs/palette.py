@@ -2,19 +2,23 @@
 
 from functools import cache
 
-COLOURS = ("#006d9f", "#c63538", "#08a875", "#aa7ee6", "#d67927", "#8295af", "#d35a97", "#9c7d53",
-           "#638fc5", "#9e9548", "#008967", "#a34d50")  # fmt: skip
-"""Twelve colours for lines, the first six far apart for the colour-blind too.
+COLOURS = (
+    "#006d9f", "#c63538", "#08a875", "#aa7ee6", "#d67927", "#8295af",
+    "#d35a97", "#9c7d53", "#638fc5", "#9e9548", "#008967", "#a34d50",
+)  # fmt: skip
+"""Twelve colours for lines; the first six are distinct for colour-blind readers too.
 
-All contrast with white and with `DARK` by 3:1 or more. Beyond six, line styles and labels have to
-help.
+All contrast with white and with `DARK` by 3:1 or more. More than six lines need line styles or
+labels as well.
 """
-COLOURS_ON_DARK = ("#4a94c2", "#f04c49", "#58e79f", "#9171ef", "#f8a020", "#c0d4e7", "#c96288",
-                   "#d2aa75", "#90adef", "#cfd573", "#7cd0b2", "#c28076")  # fmt: skip
-"""The same twelve where the background is dark; text in them can be read there."""
+COLOURS_ON_DARK = (
+    "#4a94c2", "#f04c49", "#58e79f", "#9171ef", "#f8a020", "#c0d4e7",
+    "#c96288", "#d2aa75", "#90adef", "#cfd573", "#7cd0b2", "#c28076",
+)  # fmt: skip
+"""The same twelve colours on a dark background, where text in them is readable."""
 WHITE, DARK = "#ffffff", "#14181e"  # the backgrounds
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d5dae0"  # titles and axes, other texts, grid lines
-GREY = "#9aa1a9"  # lines that are there to compare with
+GREY = "#9aa1a9"  # reference lines
 _NEUTRAL_ON_DARK = {INK: "#e6edf3", MUTED: "#a3acb6", GRID: "#363d46", WHITE: DARK}
 
 
@@ -30,27 +34,27 @@ def contrast(one: str, other: str) -> float:
 
 
 def readable(colour: str, background: str = WHITE, least: float = 4.5) -> str:
-    """Return the nearest shade of a colour in which text can be read on a background."""
-    towards = (0, 0, 0) if _luminance(background) > 0.18 else (255, 255, 255)
-    shades = (_mixed(colour, towards, part / 100) for part in range(101))
+    """Return the nearest shade of a colour with sufficient contrast for text on a background."""
+    target = (0, 0, 0) if _luminance(background) > 0.18 else (255, 255, 255)
+    shades = (_mixed(colour, target, percent / 100) for percent in range(101))
     return next(shade for shade in shades if contrast(shade, background) >= least)
 
 
 def on_dark(colour: str) -> str:
-    """Return the colour that takes a colour's place on a dark background."""
-    return _lifted().get(colour) or readable(colour, DARK)
+    """Return the replacement of a colour on a dark background."""
+    return _replacements().get(colour) or readable(colour, DARK)
 
 
 @cache
-def _lifted() -> dict[str, str]:
-    """Return what has a colour of its own there: neutral tones, and lines with their labels."""
+def _replacements() -> dict[str, str]:
+    """Return the fixed replacements: of neutral tones, lines and the labels of lines."""
     lines = dict(zip(COLOURS, COLOURS_ON_DARK, strict=True))
-    return _NEUTRAL_ON_DARK | {readable(own): other for own, other in lines.items()} | lines
+    return _NEUTRAL_ON_DARK | {readable(light): dark for light, dark in lines.items()} | lines
 
 
-def _mixed(colour: str, towards: tuple[int, int, int], part: float) -> str:
-    pairs = zip(_channels(colour), towards, strict=True)
-    return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in pairs)
+def _mixed(colour: str, target: tuple[int, int, int], share: float) -> str:
+    pairs = zip(_channels(colour), target, strict=True)
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
 
 
 def _channels(colour: str) -> list[int]:

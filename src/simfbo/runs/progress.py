@@ -1,4 +1,4 @@
-"""A run as people watch it: live in a terminal, a bar in a notebook, plain lines elsewhere."""
+"""The progress of a run: live in a terminal, a bar in a notebook, plain lines elsewhere."""
 
 import contextlib
 import html
@@ -23,38 +23,38 @@ _PAUSE = 0.2  # seconds between two updates of a notebook
 def shown(
     show: bool, name: str, rounds: int, about: Json | None = None, console: Any = None
 ) -> Generator[Show | None]:
-    """Show the progress of a run within the block; yield what `run` calls to that end.
+    """Show the progress of a run within the block; yield the callback for `run`.
 
     Args:
-        show: whether to show anything.
+        show: False to show nothing and yield None.
         name: of the algorithm.
         rounds: of the run.
-        about: names the main `metric`, and which ones to `maximise`.
+        about: the main `metric`, and a list of those to `maximise`.
         console: a console of rich; by default one on standard error.
     """
-    watched = _Watched(name, rounds, about or {})
+    metrics = _Metrics(name, rounds, about or {})
     if not show:
         yield None
     elif console is None and _in_notebook():
-        yield _notebook(watched)
+        yield _notebook(metrics)
     else:
         console = console or require("rich.console", "cli").Console(stderr=True, highlight=False)
         if not console.is_terminal:
-            yield lambda t, record: _print_line(console, watched, record)
+            yield lambda t, record: _print_line(console, metrics, record)
             return
-        with _live(console, watched) as update:
+        with _live(console, metrics) as update:
             yield update
 
 
 def line(record: Json, metric: str | None) -> str:
-    """Return one evaluation as a line of text."""
+    """Format an evaluation as a line of text."""
     sent = size(record["bytes_up"] + record["bytes_down"])
     value = f"{metric.replace('_', ' ')} {record[metric]:<9.4g} " if metric in record else ""
     return f"iteration {record['round']:>6,}   {value}sent {sent:>8}   {record['seconds']:7.2f} s"
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """Return a curve as a row of blocks; a gap where a value is not finite.
+    """Render a curve as a row of blocks, with gaps for values that are not finite.
 
     Example:
         >>> sparkline([0, 1, 2, 3])
@@ -68,12 +68,12 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
-class _Watched:
-    """What is shown of a run: its metrics so far, thinned so that memory stays flat."""
+class _Metrics:
+    """The metrics of a run so far, thinned to bounded memory."""
 
     def __init__(self, name: str, rounds: int, about: Json) -> None:
         self.name, self.rounds, self.done = name, rounds, 0
-        self.metrics: dict[str, list[float]] = {}
+        self.values: dict[str, list[float]] = {}
         self._main = about.get("metric")
         self._maximise = set(about.get("maximise", ()))
         if about.get("goal") == "max":
@@ -81,17 +81,17 @@ class _Watched:
         self._best: dict[str, float] = {}
 
     def take(self, t: int, record: Json | None) -> None:
-        """Take what `run` reports."""
+        """Add the report of an iteration."""
         self.done = t
         if record is None:
             return
-        found = {k: v for k, v in record.items() if k not in BOOKKEEPING}
-        first = [self._main] if self._main in found else []
-        for name in dict.fromkeys([*first, *found]):
-            self._add(name, float(found[name]))
+        metrics = {k: v for k, v in record.items() if k not in BOOKKEEPING}
+        first = [self._main] if self._main in metrics else []
+        for name in dict.fromkeys([*first, *metrics]):
+            self._add(name, float(metrics[name]))
 
     def _add(self, name: str, value: float) -> None:
-        values = self.metrics.setdefault(name, [])
+        values = self.values.setdefault(name, [])
         values.append(value)
         if len(values) >= 8 * _WIDTH:
             values[:] = [*values[:-1:2], value]
@@ -101,28 +101,31 @@ class _Watched:
 
     @property
     def main(self) -> str | None:
-        """Return the metric that matters; None if there is none."""
-        return next(iter(self.metrics), None)
+        """The main metric; None if there are no metrics."""
+        return next(iter(self.values), None)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return name, last value, best value and curve of the first metrics."""
         return [
-            (name.replace("_", " "), f"{values[-1]:.4g}", f"{self._best.get(name, math.nan):.4g}",
-             sparkline(values[len(values) > 2 :]))
-            for name, values in list(self.metrics.items())[:_ROWS]
-        ]  # fmt: skip
+            (
+                name.replace("_", " "),
+                f"{values[-1]:.4g}",
+                f"{self._best.get(name, math.nan):.4g}",
+                sparkline(values[len(values) > 2 :]),
+            )
+            for name, values in list(self.values.items())[:_ROWS]
+        ]
 
 
-def _print_line(console: Any, watched: _Watched, record: Json | None) -> None:
-    """Print a line for an evaluation."""
+def _print_line(console: Any, metrics: _Metrics, record: Json | None) -> None:
     if record is not None:
-        watched.take(record["round"], record)
-        console.print(line(record, watched.main), markup=False, soft_wrap=True)
+        metrics.take(record["round"], record)
+        console.print(line(record, metrics.main), markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def _live(console: Any, watched: _Watched) -> Generator[Show]:
-    """Show a bar with the time left, and a row with a curve per metric, below what is printed."""
+def _live(console: Any, metrics: _Metrics) -> Generator[Show]:
+    """Show a bar with the time left and a curve per metric, below other output."""
     progress, live = require("rich.progress", "cli"), require("rich.live", "cli")
     group, table = require("rich.console", "cli").Group, require("rich.table", "cli").Table
     bar = progress.Progress(
@@ -133,50 +136,50 @@ def _live(console: Any, watched: _Watched) -> Generator[Show]:
         progress.TextColumn("left"),
         console=console,
     )
-    number = bar.add_task(watched.name, total=watched.rounds)
+    bar_id = bar.add_task(metrics.name, total=metrics.rounds)
 
-    def drawn() -> Any:
+    def rendered() -> Any:
         rows = table("", "now", "best", "", box=None, pad_edge=False, header_style="dim")
-        for row in watched.rows():
+        for row in metrics.rows():
             rows.add_row(*(require("rich.text", "cli").Text(cell) for cell in row))
-        return group(bar, rows) if watched.metrics else bar
+        return group(bar, rows) if metrics.values else bar
 
-    with live.Live(drawn(), console=console, transient=True, refresh_per_second=8) as display:
+    with live.Live(rendered(), console=console, transient=True, refresh_per_second=8) as display:
 
         def update(t: int, record: Json | None) -> None:
-            watched.take(t, record)
-            bar.update(number, completed=t)
+            metrics.take(t, record)
+            bar.update(bar_id, completed=t)
             if record is not None:
-                display.update(drawn())
+                display.update(rendered())
 
         yield update
 
 
 def _in_notebook() -> bool:
-    """Return whether this is a notebook, which shows HTML."""
+    """Check for a notebook, which can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def _notebook(watched: _Watched) -> Show:
-    """Show a bar in a notebook; return what updates it."""
+def _notebook(metrics: _Metrics) -> Show:
+    """Show a bar in a notebook; return the callback that updates it."""
     display = require("IPython.display", "cli")
     begin, first, shown_at = time.monotonic(), -1, 0.0
     handle = display.display(
-        display.HTML(bar_html(watched.name, 0, watched.rounds)), display_id=True
+        display.HTML(bar_html(metrics.name, 0, metrics.rounds)), display_id=True
     )
 
     def update(t: int, record: Json | None) -> None:
         nonlocal first, shown_at
-        watched.take(t, record)
-        first = t if first < 0 else first  # not the start where a run is resumed
+        metrics.take(t, record)
+        first = t if first < 0 else first  # larger than 1 in a resumed run
         now = time.monotonic()
-        if t == watched.rounds or now - shown_at >= _PAUSE:
+        if t == metrics.rounds or now - shown_at >= _PAUSE:
             shown_at = now
-            left = (now - begin) / max(t - first, 1) * (watched.rounds - t)
-            values = {name: values[-1] for name, values in watched.metrics.items()}
-            handle.update(display.HTML(bar_html(watched.name, t, watched.rounds, left, values)))
+            left = (now - begin) / max(t - first, 1) * (metrics.rounds - t)
+            values = {name: values[-1] for name, values in metrics.values.items()}
+            handle.update(display.HTML(bar_html(metrics.name, t, metrics.rounds, left, values)))
 
     return update
 
@@ -188,19 +191,18 @@ def bar_html(
     left: float | None = None,
     values: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a progress bar as HTML, with everything escaped.
+    """Render a progress bar as escaped HTML.
 
     Args:
-        name: what is run.
-        done: rounds so far.
-        rounds: in all.
-        left: seconds that it may still take.
+        name: of the algorithm.
+        done: the number of finished rounds.
+        rounds: of the run.
+        left: the estimated remaining seconds.
         values: the latest metrics.
     """
-    parts = [f"{done:,} of {rounds:,} iterations"]
-    parts += [] if left is None else [f"{left:.0f} s left"]
-    parts += [f"{key.replace('_', ' ')} {value:.4g}" for key, value in (values or {}).items()][
-        :_ROWS
-    ]
-    text = html.escape(f"{name}: {', '.join(parts)}")
+    words = [f"{done:,} of {rounds:,} iterations"]
+    words += [] if left is None else [f"{left:.0f} s left"]
+    for key, value in list((values or {}).items())[:_ROWS]:
+        words.append(f"{key.replace('_', ' ')} {value:.4g}")
+    text = html.escape(f"{name}: {', '.join(words)}")
     return f'<progress value="{done}" max="{rounds}" style="width:20em"></progress> {text}'

@@ -1,6 +1,6 @@
-"""Reports: a metric against rounds, bytes and seconds, as figures and one self-contained page.
+"""Reports: a metric against rounds, bytes and seconds, in figures and in a self-contained page.
 
-Matplotlib (`simfbo[plots]`) is needed to draw, not for `summary` and `page`.
+Figures need Matplotlib (`simfbo[plots]`); `summary` and `page` do not.
 """
 
 import base64
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a page holds: records of a run, of all runs, and columns of a map of excluded replies.
+# Limits of a page: records of one run and of all runs, columns in the map of rejected replies.
 _POINTS, _ALL_POINTS, _COLUMNS = 4000, 20_000, 96
 
 
 def metrics(history: History) -> list[str]:
-    """Return the names of a history's metrics, the main one first."""
+    """Return the names of a history's metrics, with the main one first."""
     return [name for name in history.records[-1] if name not in BOOKKEEPING]
 
 
 def labels(histories: Sequence[History]) -> list[str]:
-    """Return the names of runs in a figure: the algorithm, and the settings that differ."""
+    """Return the labels of runs in a figure: the algorithm and the settings that differ."""
     return names_of([history.header for history in histories])
 
 
@@ -50,8 +50,8 @@ def draw(
 
     Args:
         histories: the runs, one line each.
-        metric: which one; the first run's main metric by default.
-        names: the runs' names at the lines' ends; runs of the same name share a colour.
+        metric: the first run's main metric by default.
+        names: of the runs, at the ends of their lines; runs with the same name share a colour.
 
     Returns:
         A Matplotlib figure.
@@ -63,9 +63,12 @@ def draw(
     metric = metric or metrics(histories[0])[0]
     names = labels(histories) if names is None else names
     figure, (axes,) = style.new(
-        _finding(histories, metric, names), "and how each run got there",
-        size=(9.5, 3.0 + max(0, len(set(names)) - 12) * 0.16), columns=3, sharey=True,
-    )  # fmt: skip
+        _finding(histories, metric, names),
+        "and how each run got there",
+        size=(9.5, 3.0 + max(0, len(set(names)) - 12) * 0.16),
+        columns=3,
+        sharey=True,
+    )
     for ax, (name, _) in zip(axes, _axes(histories[0]), strict=True):
         style.frame(ax, name)
         style.numbers(ax.xaxis)
@@ -79,37 +82,38 @@ def draw(
 
 
 def _finding(histories: Sequence[History], metric: str, names: Sequence[str]) -> str:
-    """Return where the runs end."""
-    ends = [history.column(metric)[-1] for history in histories]
-    if len(ends) > 3 or max(map(len, names)) > 30:
-        low, high = np.nanmin(ends), np.nanmax(ends)
-        return f"{len(ends)} runs end with a {_words(metric)} of {low:.4g} to {high:.4g}"
-    each = [f"{name} {value:.4g}" for name, value in zip(names, ends, strict=True)]
-    return f"{sentence(_words(metric))} at the end: {', '.join(each)}"
+    """Describe the final values of a metric in a sentence."""
+    finals = [history.column(metric)[-1] for history in histories]
+    if len(finals) > 3 or max(map(len, names)) > 30:
+        low, high = np.nanmin(finals), np.nanmax(finals)
+        return f"{len(finals)} runs end with a {_words(metric)} of {low:.4g} to {high:.4g}"
+    values = [f"{name} {value:.4g}" for name, value in zip(names, finals, strict=True)]
+    return f"{sentence(_words(metric))} at the end: {', '.join(values)}"
 
 
 def _draw_lines(
     axes: Sequence["Axes"], histories: Sequence[History], metric: str, names: Sequence[str]
 ) -> list[style.Label]:
-    """Draw every run against every cost; return labels for the last, one for each name."""
-    colours, found = _colours(histories, names), {}
+    """Draw every run against every cost; return labels for the last axes, one for each name."""
+    colours, labels_by_name = _colours(histories, names), {}
     for history, name in zip(histories, names, strict=True):
-        shown, values = None if name in found else name, history.column(metric)
-        for ax, (_, along) in zip(axes, _axes(history), strict=True):
-            ax.plot(along, values, color=colours[name], lw=1.6, label=shown)
-        last = _axes(history)[-1][1]
-        found.setdefault(name, style.Label(name, last, values, colours[name]))
-    return list(found.values())
+        label, values = None if name in labels_by_name else name, history.column(metric)
+        for ax, (_, costs) in zip(axes, _axes(history), strict=True):
+            ax.plot(costs, values, color=colours[name], lw=1.6, label=label)
+        seconds = _axes(history)[-1][1]
+        labels_by_name.setdefault(name, style.Label(name, seconds, values, colours[name]))
+    return list(labels_by_name.values())
 
 
 def _colours(histories: Sequence[History], names: Sequence[str]) -> dict[str, str]:
-    """Return a colour per name: its algorithm's own, unless another name has that already."""
-    found: dict[str, str] = {}
+    """Assign a colour to each name: that of its algorithm, if it is not in use."""
+    colours: dict[str, str] = {}
     for history, name in zip(histories, names, strict=True):
-        own = history.header.get("about", {}).get("colour")
-        free = [colour for colour in (own, *COLOURS) if colour and colour not in found.values()]
-        found.setdefault(name, free[0] if free else COLOURS[len(found) % len(COLOURS)])
-    return found
+        preferred = history.header.get("about", {}).get("colour")
+        used = colours.values()
+        free = [colour for colour in (preferred, *COLOURS) if colour and colour not in used]
+        colours.setdefault(name, free[0] if free else COLOURS[len(colours) % len(COLOURS)])
+    return colours
 
 
 def save(histories: Sequence[History], directory: Path, metric: str | None = None) -> list[Path]:
@@ -133,23 +137,23 @@ def write(figure: "Figure", directory: Path, html: str) -> list[Path]:
 
 
 def as_image(figure: "Figure") -> str:
-    """Return a figure as an HTML image that holds its data, on white whatever the page's theme."""
+    """Convert a figure to an HTML image with embedded data and a white background."""
     data = base64.b64encode(only_light(as_svg(figure)).encode()).decode()
     return f'<img style="background:#fff" src="data:image/svg+xml;base64,{data}">'
 
 
 def summary(history: History) -> str:
-    """Return the outcome of a run in a few sentences."""
+    """Summarise the outcome of a run in a few sentences."""
     if not history.records:
         return "The run ended before its first evaluation."
     header, last = history.header, history.records[-1]
     end = (history.end or {}).get("status", "stopped without an end record")
-    own = [name for name in metrics(history) if not is_column(name)]
-    found = ", ".join(f"{name.replace('_', ' ')} {last[name]:.4g}" for name in own)
+    server_metrics = [name for name in metrics(history) if not is_column(name)]
+    result = ", ".join(f"{name.replace('_', ' ')} {last[name]:.4g}" for name in server_metrics)
     lines = [
         f"{header['algorithm']} on {describe(header['config'])}: {end} after {last['round']:,} of "
         f"{header['rounds']:,} iterations.",
-        f"Result: {found or 'no metrics, as the run had no `evaluate`'}.",
+        f"Result: {result or 'no metrics, as the run had no `evaluate`'}.",
         *_clients(history.client_scores),
         f"Cost: {last['communication_rounds']:,} communication rounds, "
         f"{size(last['bytes_down'])} sent to clients, {size(last['bytes_up'])} sent back"
@@ -168,7 +172,7 @@ def summary(history: History) -> str:
 
 
 def _clients(scores: ClientScores | None) -> list[str]:
-    """Return the clients' metrics in sentences, and who did not reply."""
+    """Describe the clients' metrics and the missing replies in sentences."""
     if scores is None:
         return []
     lines = [f"Clients' {scores.summary(name)}." for name in scores.values]
@@ -178,16 +182,16 @@ def _clients(scores: ClientScores | None) -> list[str]:
 
 
 def estimated(record: Json) -> str:
-    """Return how exact the bytes are, where they are estimated."""
-    doubt = record.get("bytes_uncertainty", 0)
-    return f" (estimated, to {100 * doubt:.2g} %)" if doubt else ""
+    """Return the relative uncertainty of the bytes in words; empty if they are exact."""
+    uncertainty = record.get("bytes_uncertainty", 0)
+    return f" (estimated, to {100 * uncertainty:.2g} %)" if uncertainty else ""
 
 
 def _excluded(history: History) -> str:
-    """Return how many replies were excluded, and the most frequent reason."""
+    """Summarise the rejected replies in a sentence."""
     clients = {refusal["client"] for refusal in history.refusals}
     reason, count = Counter(line["reason"] for line in history.refusals).most_common(1)[0]
-    text = {known.value: known.text for known in Reason}.get(reason, reason)
+    text = {member.value: member.text for member in Reason}.get(reason, reason)
     return (
         f"Excluded replies: {len(history.refusals):,}, from {len(clients):,} "
         f"client{'s' * (len(clients) != 1)}; most frequent reason ({count:,}): the client {text}. "
@@ -196,22 +200,22 @@ def _excluded(history: History) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text that begins with a capital letter."""
+    """Capitalise the first letter of a text."""
     return text[:1].upper() + text[1:]
 
 
 def describe(config: Json) -> str:
-    """Return a task's configuration in words."""
+    """Describe a task's configuration in words."""
     task = dict(config.get("task", {}))
     name = task.pop("name", "a task")
-    parts = [str(task[key]) for key in ("dataset", "model", "partition") if task.get(key)]
+    details = [str(task[key]) for key in ("dataset", "model", "partition") if task.get(key)]
     if task.get("clients"):
-        parts.append(f"{task['clients']} clients")
-    return f"{name} ({', '.join(parts)})" if parts else name
+        details.append(f"{task['clients']} clients")
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in a readable unit.
+    """Format a number of bytes with a unit.
 
     Example:
         >>> size(644_080)
@@ -230,32 +234,32 @@ def page(
     names: Sequence[str] | None = None,
     table: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return a self-contained HTML page: what `simfbo watch` shows, with the data inside.
+    """Return the page of `simfbo watch` as self-contained HTML with the data of the runs.
 
     Args:
         histories: the runs.
-        names: of the runs; `labels` by default. Those that differ only in ", seed ..." at their end
-            are drawn as one line.
+        names: of the runs; `labels` by default. Names that differ only in ", seed ..." at the end
+            share a line.
         table: rows to show below the figure, all with the same keys.
     """
     headers = [history.header for history in histories]
-    names, given = labels(histories) if names is None else names, names is not None
+    has_names, names = names is not None, labels(histories) if names is None else names
     titles = list(map(without_seed, names, headers))
-    keys = titles if given else groups(headers)
-    most = min(_POINTS, _ALL_POINTS // max(1, len(histories)))
+    keys = titles if has_names else groups(headers)
+    points = min(_POINTS, _ALL_POINTS // max(1, len(histories)))
     runs = [
-        {"name": name, "title": title, "group": key, "lines": _lines(history, most)}
+        {"name": name, "title": title, "group": key, "lines": _lines(history, points)}
         for name, title, key, history in zip(names, titles, keys, histories, strict=True)
     ]
     return frozen(runs, differences(headers), list(map(summary, histories)), list(map(dict, table)))
 
 
-def _lines(history: History, most: int) -> list[Json]:
-    """Return the lines of a history as the page reads them, with about so many records at most."""
-    every, last = -(-len(history.records) // most) or 1, len(history.records) - 1
-    places = {*range(0, last + 1, every), *_extremes(history), last} if last >= 0 else set()
-    records = [history.records[i] for i in sorted(places)]
-    found = {
+def _lines(history: History, points: int) -> list[Json]:
+    """Convert a history to the lines of the page, with about `points` records at most."""
+    every, last = -(-len(history.records) // points) or 1, len(history.records) - 1
+    indices = {*range(0, last + 1, every), *_extremes(history), last} if last >= 0 else set()
+    records = [history.records[i] for i in sorted(indices)]
+    lines_by_kind = {
         "header": [history.header],
         "record": records,
         "refusal": _counted(history),
@@ -264,35 +268,38 @@ def _lines(history: History, most: int) -> list[Json]:
         "end": [history.end],
     }
     return [
-        {"kind": kind, **plain(line)} for kind, lines in found.items() for line in lines if line
+        {"kind": kind, **plain(line)}
+        for kind, lines in lines_by_kind.items()
+        for line in lines
+        if line
     ]
 
 
 def _extremes(history: History) -> list[int]:
-    """Return where metrics are smallest and largest."""
-    found: list[int] = []
+    """Return the indices of the smallest and largest value of each metric."""
+    indices: list[int] = []
     for name in metrics(history):
         values = [record.get(name, np.nan) for record in history.records]
         if not np.isnan(values).all():
-            found += [int(np.nanargmin(values)), int(np.nanargmax(values))]
-    return found
+            indices += [int(np.nanargmin(values)), int(np.nanargmax(values))]
+    return indices
 
 
 def _counted(history: History) -> list[Json]:
-    """Return the excluded replies, those of one client in neighbouring rounds as one line."""
+    """Count the rejected replies by client, reason and interval of rounds."""
     width = -(-max((line["round"] for line in history.refusals), default=0) // _COLUMNS) or 1
-    found = Counter(
+    counts = Counter(
         (line["round"] // width * width, line["client"], line["reason"])
         for line in history.refusals
     )
     return [
         {"round": t, "client": client, "reason": reason, "count": count}
-        for (t, client, reason), count in found.items()
+        for (t, client, reason), count in counts.items()
     ]
 
 
 def _axes(history: History) -> list[tuple[str, Any]]:
-    """Return the three horizontal axes, each with a name and the values."""
+    """Return names and values of the three horizontal axes."""
     up, down = np.array(history.column("bytes_up")), np.array(history.column("bytes_down"))
     return [
         ("communication rounds", history.column("communication_rounds")),
@@ -302,7 +309,7 @@ def _axes(history: History) -> list[tuple[str, Any]]:
 
 
 def spans_decades(columns: Sequence[Sequence[float]]) -> bool:
-    """Return whether all values are positive and span more than two decades."""
+    """Check if all values are positive and span more than two decades."""
     values = np.concatenate([np.asarray(column, float) for column in columns])
     return bool((values > 0).all() and values.max() > 100 * values.min())
 

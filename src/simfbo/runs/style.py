@@ -1,6 +1,6 @@
-"""The one style of all figures: the finding as title, names at line ends, light and dark pages.
+"""The style of all figures: the finding as title, labels at line ends, light and dark pages.
 
-Matplotlib (`simfbo[plots]`) is imported when something is drawn.
+Matplotlib (`simfbo[plots]`) is imported on use.
 """
 
 import textwrap
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 TITLE, TEXT, SMALL = 13.0, 10.0, 9.0  # sizes of text, points
 _WIDE = {"bold": 0.68, "normal": 0.58}  # mean width of a letter, in its size
-_GAP = 1.3  # from a label's middle to the next one's, in their size
+_GAP = 1.3  # distance of neighbouring labels, in units of their size
 _LONGEST = 34  # letters of a label
 _EDGE = 4.0  # points around a figure
 
 
 class Label(NamedTuple):
-    """The name of a line, to be written where it ends.
+    """A label at the end of a line.
 
     Attributes:
-        text: the name, which may hold anything.
-        x: where the line is, a value for each of `y`.
-        y: the line.
-        colour: the line's; the text gets a shade of it that can be read.
-        bold: whether it is what the figure is about.
+        text: arbitrary text, which is escaped.
+        x: abscissae of the line.
+        y: ordinates of the line.
+        colour: of the line; the text has a readable shade of it.
+        bold: for the main line of a figure.
     """
 
     text: str
@@ -53,11 +53,11 @@ def new(
     columns: int = 1,
     **subplots: Any,
 ) -> "tuple[Figure, Any]":
-    """Return a figure under its title, and its axes in rows and columns.
+    """Create a figure with a title and with axes in rows and columns.
 
     Args:
-        finding: the title, one sentence that says what the figure shows.
-        about: what is plotted, in smaller letters below.
+        finding: the title, one sentence with the result that the figure shows.
+        about: the subtitle, a description of the plot.
         size: width and height of the axes in inches; the title comes on top.
         rows: of axes.
         columns: of axes.
@@ -76,8 +76,9 @@ def new(
     figure.set_label(plain(finding, 400))
     top = 72 * height - _EDGE
     for text, points, weight, colour in lines:
-        figure.text(_EDGE / 72 / size[0], top / 72 / height, text, va="top", size=points,
-                    weight=weight, color=colour, parse_math=False)  # fmt: skip
+        font: Any = {"size": points, "weight": weight, "color": colour}
+        left = _EDGE / 72 / size[0]
+        figure.text(left, top / 72 / height, text, va="top", parse_math=False, **font)
         top -= 1.4 * points
     return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
 
@@ -88,7 +89,7 @@ def _wrapped(text: str, inches: float, points: float, weight: str) -> list[str]:
 
 
 def frame(ax: "Axes", along: str, up: str = "", heading: str = "") -> None:
-    """Name the axes, with their units, and take away what nobody reads."""
+    """Label the axes and remove superfluous spines and ticks."""
     ax.set_xlabel(along, color=INK, size=TEXT, parse_math=False)
     ax.set_ylabel(up, color=INK, size=TEXT, parse_math=False)
     if heading:
@@ -101,23 +102,23 @@ def frame(ax: "Axes", along: str, up: str = "", heading: str = "") -> None:
 
 
 def key(ax: "Axes", **where: Any) -> None:
-    """Explain the few kinds of marks of an axes, where names next to them would not fit."""
+    """Add a legend, for axes without space for labels at the marks."""
     style = {"frameon": False, "fontsize": SMALL, "handletextpad": 0.4}
     for text in ax.legend(**style, **where).get_texts():
         text.set(color=INK, parse_math=False)
 
 
 def per_cent(axis: Any) -> None:
-    """Write the ticks of an axis of shares in per cent."""
+    """Format the ticks of an axis of shares in per cent."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
 def numbers(axis: Any, decade: Sequence[float] = (1,)) -> None:
-    """Write the ticks of an axis, a few of them, as people write numbers: 0.1, 1, 1,000.
+    """Set a few ticks with plain decimal numbers, such as 0.1, 1 and 1,000.
 
     Args:
-        axis: whose scale is set.
-        decade: where a logarithmic one has ticks within a decade.
+        axis: with its scale already set.
+        decade: ticks of a logarithmic axis within a decade.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -128,47 +129,66 @@ def numbers(axis: Any, decade: Sequence[float] = (1,)) -> None:
 
 
 def label_lines(ax: "Axes", labels: Sequence[Label], size: float = SMALL) -> None:
-    """Write names to the right of an axes, each at the height where its line ends.
+    """Write labels to the right of an axes, each at the height where its line ends.
 
-    Names that would overlap are moved apart; thin lines lead to them. Call it when limits and
-    scales are set. A line that is never in sight has no name.
+    Overlapping labels are moved apart and connected to their lines by leaders. Limits and scales
+    must be set before. A line outside the limits has no label.
     """
-    ends = [(label, end) for label in labels if (end := _last_in_sight(ax, label))]
+    ends = [(label, end) for label in labels if (end := _last_visible_point(ax, label))]
     if not ends:
         return
     figure: Any = ax.get_figure()
-    figure.draw_without_rendering()  # the height of the axes is known only then
+    figure.draw_without_rendering()  # determines the height of the axes
     height = ax.bbox.height * 72 / figure.dpi
-    wanted = [height * ax.transAxes.inverted().transform(ax.transData.transform(end))[1]
-              for _, end in ends]  # fmt: skip
-    places = spread(wanted, _GAP * size, 0, height) / height
-    for (label, end), place in zip(ends, places, strict=True):
-        _write(ax, label, end, float(place), size)
+    to_axes = ax.transAxes.inverted()
+    heights = [height * to_axes.transform(ax.transData.transform(end))[1] for _, end in ends]
+    fractions = spread(heights, _GAP * size, 0, height) / height
+    for (label, end), fraction in zip(ends, fractions, strict=True):
+        _write(ax, label, end, float(fraction), size)
 
 
-def _write(ax: "Axes", label: Label, end: tuple[float, float], place: float, size: float) -> None:
-    """Write one name, with a line that leads to it."""
-    leader = {"arrowstyle": "-", "color": label.colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 1,
-              "alpha": 0.8 if label.bold else 0.5, "relpos": (0, 0.5)}  # fmt: skip
-    ax.annotate(plain(label.text, _LONGEST), end, (1.03, place), textcoords="axes fraction",
-                ha="left", va="center", size=size, color=readable(label.colour),
-                weight="bold" if label.bold else "normal", parse_math=False,
-                arrowprops=leader, annotation_clip=False)  # fmt: skip
+def _write(
+    ax: "Axes", label: Label, end: tuple[float, float], fraction: float, size: float
+) -> None:
+    """Write a label with a leader at a fraction of the height of the axes."""
+    leader = {
+        "arrowstyle": "-",
+        "color": label.colour,
+        "lw": 0.6,
+        "shrinkA": 1,
+        "shrinkB": 1,
+        "alpha": 0.8 if label.bold else 0.5,
+        "relpos": (0, 0.5),
+    }
+    ax.annotate(
+        plain(label.text, _LONGEST),
+        end,
+        (1.03, fraction),
+        textcoords="axes fraction",
+        ha="left",
+        va="center",
+        size=size,
+        color=readable(label.colour),
+        weight="bold" if label.bold else "normal",
+        parse_math=False,
+        arrowprops=leader,
+        annotation_clip=False,
+    )
 
 
-def _last_in_sight(ax: "Axes", label: Label) -> tuple[float, float] | None:
+def _last_visible_point(ax: "Axes", label: Label) -> tuple[float, float] | None:
     """Return the last point of a line within the limits of its axes."""
     x, y = np.asarray(label.x, float), np.asarray(label.y, float)
     inside = [
         (low <= values) & (values <= high)
         for values, (low, high) in ((x, sorted(ax.get_xlim())), (y, sorted(ax.get_ylim())))
     ]
-    found = np.flatnonzero(inside[0] & inside[1])
-    return (float(x[found[-1]]), float(y[found[-1]])) if len(found) else None
+    visible = np.flatnonzero(inside[0] & inside[1])
+    return (float(x[visible[-1]]), float(y[visible[-1]])) if len(visible) else None
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
-    """Return places moved as little as possible, by least squares, to be a gap apart.
+    """Move points as little as possible, by least squares, to be a gap apart.
 
     Example:
         >>> spread([5.0, 5.0, 0.0], 2.0, 0.0, 10.0)
@@ -185,5 +205,5 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> np.n
 
 
 def save_svg(figure: "Figure", file: Path) -> None:
-    """Write a figure as SVG that reads well on light and dark pages; equal figures, equal files."""
+    """Write a figure as reproducible SVG for light and dark pages."""
     write_atomic(file, as_svg(figure))

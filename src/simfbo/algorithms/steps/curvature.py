@@ -1,8 +1,8 @@
 """The curvature of the lower problem, measured through the federation.
 
-Lanczos' method finds mu and L, between which all eigenvalues of grad^2_yy G lie; one step of LOBPCG
-per window follows them while x moves. Conjugate gradients find how far y*(x) moves with x. Every
-product is one exchange, entered into the ledger like any other; no Hessian is formed.
+The Lanczos method estimates mu and L, the extreme eigenvalues of grad^2_yy G; one step of LOBPCG
+per window updates them while x changes. Conjugate gradients estimate the change of y*(x) with x.
+Every product is one exchange, which the ledger records; no Hessian is formed.
 """
 
 from functools import partial
@@ -28,9 +28,9 @@ from simfbo.core.problem import (
     residual,
 )
 
-VECTORS = 6  # approximate eigenvectors of L and mu, their residuals, and how they last changed
-_TINY = 1e-6  # a rest of a direction this small holds nothing but rounding
-_KNOWN = 0.1  # the relative error at which an eigenvalue is known
+VECTORS = 6  # approximate eigenvectors of L and mu, their residuals, and their last changes
+_TINY = 1e-6  # the relative size of a residual that consists of rounding errors
+_KNOWN = 0.1  # the relative error at which an eigenvalue has converged
 _SETTLED = 1e-3  # the relative residual at which a linear system is solved
 _FEWEST, _MOST_NUMBERS = 3, 10**8  # Lanczos vectors; numbers in all of them
 _LEAST_RATE = 1e-3
@@ -41,10 +41,10 @@ class Curvature(NamedTuple):
     """The curvature of the lower problem at a point.
 
     Attributes:
-        mu: the smallest eigenvalue of grad^2_yy G that was found; never below the true one.
-        L: the largest that was found; never above the true one.
+        mu: the estimate of the smallest eigenvalue of grad^2_yy G, from above.
+        L: the estimate of the largest eigenvalue, from below.
         work: the clients' mean ||a_i||_1, the number of local steps in a message.
-        noisy: above 0 where clients draw minibatches, or only some of them take part.
+        noisy: above 0 with minibatches or partial participation.
         vectors: the starting point of `refresh`, one vector per row.
     """
 
@@ -56,14 +56,14 @@ class Curvature(NamedTuple):
 
     @property
     def rate(self) -> jax.Array:
-        """Return 1/sqrt(kappa), the rate at which y and v settle; at least a thousandth."""
+        """1/sqrt(kappa), the rate of convergence of y and v; at least a thousandth."""
         L = jnp.where(self.L > 0, self.L, 1.0)
         rate = jnp.clip(jnp.sqrt(jnp.maximum(self.mu, 0.0) / L), _LEAST_RATE, 1.0)
         return jnp.where(self.L > 0, rate, 1.0)
 
 
 class Probes(eqx.Module):
-    """Client steps that measure a problem, on all of a client's samples and without codecs."""
+    """Client steps of measurements, on all samples of a client and without codecs."""
 
     problem: BilevelProblem = eqx.field(static=True)
 
@@ -107,9 +107,9 @@ class Probes(eqx.Module):
 
     @partial(client_step, uncoded=True)
     def hypergradient_size(self, at: Point[PyTree], client: Client) -> Point[PyTree]:
-        """(x, y, v) -> SimFBO's directions, with all local steps taken at the point."""
-        still = Point(0.0, 0.0, 0.0)
-        return local_steps(drawn_directions(self.problem), at, client, still)
+        """(x, y, v) -> SimFBO's directions, with zero step sizes on the clients."""
+        eta = Point(0.0, 0.0, 0.0)
+        return local_steps(drawn_directions(self.problem), at, client, eta)
 
 
 # Before and after a run: Lanczos
@@ -118,32 +118,32 @@ class Probes(eqx.Module):
 def measure(
     probes: Probes, federation: Federation, x: PyTree, y: PyTree, key: jax.Array, exchanges: int
 ) -> Curvature:
-    """Measure mu and L at (x, y); where not everyone takes part, the worst of three cohorts'.
+    """Measure mu and L at (x, y); with partial participation, the extremes of three cohorts.
 
-    `key` draws the cohorts and first directions; `exchanges` is the most products.
+    `key` is for the cohorts and initial directions; `exchanges` is the maximum number of products.
     """
     if len(federation.cohort(key).ids) >= federation.n:
         return measure_cohort(probes, federation, x, y, key, exchanges)
-    each = max(_SHORT, exchanges // 3)
-    seen = [measure_cohort(probes, federation, x, y, own, each) for own in jax.random.split(key, 3)]
-    flat, steep = min(seen, key=lambda one: one.mu), max(seen, key=lambda one: one.L)
-    vectors = np.stack([(steep, flat)[row % 2].vectors[row] for row in range(VECTORS)])
-    work = sum(one.work for one in seen) / len(seen)
-    return Curvature(flat.mu, steep.L, work, 1.0, vectors)
+    exchanges, keys = max(_SHORT, exchanges // 3), jax.random.split(key, 3)
+    curvatures = [measure_cohort(probes, federation, x, y, key, exchanges) for key in keys]
+    flattest, steepest = min(curvatures, key=lambda c: c.mu), max(curvatures, key=lambda c: c.L)
+    vectors = np.stack([(steepest, flattest)[row % 2].vectors[row] for row in range(VECTORS)])
+    work = sum(curvature.work for curvature in curvatures) / len(curvatures)
+    return Curvature(flattest.mu, steepest.L, work, 1.0, vectors)
 
 
 def measure_cohort(
     probes: Probes, federation: Federation, x: PyTree, y: PyTree, key: jax.Array, exchanges: int
 ) -> Curvature:
-    """Measure mu and L at (x, y) on one cohort, until both are known to ten per cent.
+    """Measure mu and L at (x, y) on one cohort, to a relative error of ten per cent.
 
-    The same clients answer every time, with all their samples, so that all products are with one
-    matrix: the mean of theirs, with their weights brought to a sum of one.
+    All exchanges are with the same clients and all of their samples, so that all products are with
+    the same matrix: the clients' mean, with weights normalised to a sum of one.
     """
     cohort, size = federation.cohort(key), sum(leaf.size for leaf in jax.tree.leaves(y))
     total, work, noisy = cohort.weights.sum(), 1.0, 0.0
     first = host_rng(key, Purpose.LANCZOS_START).normal(size=size)
-    basis, diagonal, beside = [first / np.linalg.norm(first)], [], []
+    basis, diagonal, off_diagonal = [first / np.linalg.norm(first)], [], []
     rest, values, vectors = np.zeros_like(first), np.zeros(1), np.ones((1, 1))
     for _ in range(min(exchanges, size, max(_FEWEST, _MOST_NUMBERS // size))):
         payload = Point(x, y, shaped(basis[-1], y))
@@ -154,16 +154,16 @@ def measure_cohort(
         diagonal.append(float(image @ basis[-1]))
         stack = np.stack(basis)
         rest = image - stack.T @ (stack @ image)
-        rest = rest - stack.T @ (stack @ rest)  # once loses too many digits
+        rest = rest - stack.T @ (stack @ rest)  # reorthogonalisation
         length = float(np.linalg.norm(rest))
         values, vectors = np.linalg.eigh(
-            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+            np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         )
         errors = length * np.abs(vectors[-1, [0, -1]])
-        known = np.all(errors < _KNOWN * np.abs(values[[0, -1]]))
-        if (known and len(diagonal) >= _FEWEST) or not length > _TINY * max(map(abs, diagonal)):
+        converged = np.all(errors < _KNOWN * np.abs(values[[0, -1]])) and len(diagonal) >= _FEWEST
+        if converged or not length > _TINY * max(map(abs, diagonal)):
             break
-        beside.append(length)
+        off_diagonal.append(length)
         basis.append(rest / length)
     ends = vectors[:, [-1, 0]].T @ np.stack(basis[: len(diagonal)])
     rows = np.concatenate([ends, np.outer(vectors[-1, [-1, 0]], rest), 0 * ends])
@@ -174,26 +174,26 @@ def measure_cohort(
 
 
 def refresh(old: Curvature, basis: jax.Array, images: jax.Array) -> Curvature:
-    """Update mu and L from the products of a later Hessian with a few vectors.
+    """Update mu and L by the products of a new Hessian with a few vectors.
 
     One step of LOBPCG (Knyazev 2001) at both ends of the spectrum, without a preconditioner.
 
     Args:
-        old: the curvature so far.
+        old: the previous curvature.
         basis: orthonormal vectors, one per row (`orthonormal(old.vectors)`).
         images: the products of the Hessian with them.
     """
     ritz = (basis @ images.T + images @ basis.T) / 2
-    # A row of zeros stands for no vector: its eigenvalue must be at neither end.
+    # Rows of zeros are padding: the shift keeps their eigenvalues away from both ends.
     missing = jnp.linalg.norm(basis, axis=1) <= 0.5
-    away = jnp.diag(jnp.where(missing, 2 * jnp.linalg.norm(ritz), 0.0))
-    high, high_vectors = jnp.linalg.eigh(ritz - away)
-    low, low_vectors = jnp.linalg.eigh(ritz + away)
+    shift = jnp.diag(jnp.where(missing, 2 * jnp.linalg.norm(ritz), 0.0))
+    high, high_vectors = jnp.linalg.eigh(ritz - shift)
+    low, low_vectors = jnp.linalg.eigh(ritz + shift)
     weights = jnp.stack([high_vectors[:, -1], low_vectors[:, 0]])
-    ends, moved = weights @ basis, weights @ images
-    residuals = moved - jnp.stack([high[-1], low[0]])[:, None] * ends
-    caution = jnp.where(old.noisy > 0, 0.9, 0.5)  # the factor by which L may fall, and mu rise
-    # Where mu was not positive, rounding or a lower loss that is not convex made it so.
+    ends, products = weights @ basis, weights @ images
+    residuals = products - jnp.stack([high[-1], low[0]])[:, None] * ends
+    caution = jnp.where(old.noisy > 0, 0.9, 0.5)  # limits the decrease of L and the increase of mu
+    # mu is not positive because of rounding errors or a lower loss that is not convex.
     mu = jnp.where(old.mu > 0, jnp.minimum(low[0], old.mu / caution), low[0])
     L = jnp.maximum(high[-1], caution * old.L)
     along = jnp.sum(ends * old.vectors[:2], axis=1, keepdims=True)
@@ -202,7 +202,7 @@ def refresh(old: Curvature, basis: jax.Array, images: jax.Array) -> Curvature:
 
 
 def orthonormal(vectors: Any) -> jax.Array:
-    """Return an orthonormal basis of the rows' span, padded with zero rows to as many rows."""
+    """Return an orthonormal basis of the rows' span, padded with zeros to the same shape."""
     basis = jnp.zeros_like(vectors)
     for k, vector in enumerate(vectors):
         length = jnp.linalg.norm(vector)
@@ -215,20 +215,20 @@ def orthonormal(vectors: Any) -> jax.Array:
     return basis
 
 
-# How far y*(x) moves: conjugate gradients, one product in a round
+# The change of y*(x): conjugate gradients, one product per round
 
 
 class Shift(NamedTuple):
-    """Conjugate gradients for z = (grad^2_yy G)^-1 grad^2_yx G u: how far y*(x) moves along u.
+    """Conjugate gradients for z = (grad^2_yy G)^-1 grad^2_yx G u, the derivative of y*(x) along u.
 
     Attributes:
-        z: the solution so far.
-        rest: its residual.
+        z: the approximate solution.
+        rest: the residual.
         direction: of the next step.
-        square: the residual's squared norm.
+        square: the squared norm of the residual.
         enough: the squared norm at which the system is solved.
-        left: products that may follow; 0 at the end.
-        key: data of the key of the cohort that is asked.
+        left: the maximum number of remaining products; 0 at the end.
+        key: data of the key of the cohort.
     """
 
     z: PyTree
@@ -241,7 +241,7 @@ class Shift(NamedTuple):
 
 
 def no_shift(y: PyTree) -> Shift:
-    """Return conjugate gradients that have not begun."""
+    """Return the state before conjugate gradients have started."""
     zero = trees.host_zeros(trees.on_device(y))
     scalar = np.zeros((), jnp.result_type(float))
     words = np.zeros_like(jax.random.key_data(jax.random.key(0)))
@@ -251,7 +251,7 @@ def no_shift(y: PyTree) -> Shift:
 def begin_shift(
     probes: Probes, federation: Federation, at: Point[PyTree], u: PyTree, key: jax.Array, most: Any
 ) -> Shift:
-    """Request the right-hand side at x and y, in one exchange; `most` products may follow."""
+    """Compute the right-hand side at x and y in one exchange; at most `most` products follow."""
     cohort = federation.cohort(key)
     rhs = federation.sum(probes.response, (at.x, at.y, u), cohort, key).v
     return _begun(rhs, cohort.weights, key, most)
@@ -284,28 +284,30 @@ def _continued(at: Shift, image: PyTree, weights: Any) -> Shift:
     step = jnp.where(curved > 0, at.square / jnp.where(curved > 0, curved, 1.0), 0.0)
     rest = trees.add_scaled(at.rest, -step, image)
     square = trees.squared_norm(rest).astype(float)
-    going = (curved > 0) & (square > at.enough)
+    unsolved = (curved > 0) & (square > at.enough)
     return Shift(
         trees.add_scaled(at.z, step, at.direction),
         rest,
         trees.add_scaled(rest, square / at.square, at.direction),
         square,
         at.enough,
-        jnp.where(going, at.left - 1, 0),
+        jnp.where(unsolved, at.left - 1, 0),
         at.key,
     )
 
 
 def shaped(vector: Any, like: PyTree) -> PyTree:
-    """Return a vector as a tree of the shapes and dtypes of another one."""
+    """Convert a vector to a pytree with the shapes and dtypes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = [vector[end - leaf.size : end].reshape(leaf.shape).astype(leaf.dtype)
-             for leaf, end in zip(leaves, ends, strict=True)]  # fmt: skip
-    return jax.tree.unflatten(structure, parts)
+    arrays = [
+        vector[end - leaf.size : end].reshape(leaf.shape).astype(leaf.dtype)
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrays)
 
 
 def flat_rows(tree: PyTree) -> jax.Array:
-    """Return a matrix whose rows are trees, from a tree of leaves with one axis more."""
+    """Flatten a pytree of stacked leaves to a matrix with one row per slice."""
     leaves = [jnp.reshape(leaf, (len(leaf), -1)).astype(float) for leaf in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves, axis=1)

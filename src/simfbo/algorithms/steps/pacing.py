@@ -1,16 +1,17 @@
-"""How fast x may move: no faster than y and v can follow, and than the hypergradient allows.
+"""The pace of x, limited by the convergence of y and v and by the change of the hypergradient.
 
-A run is divided into windows of 2 sqrt(kappa) iterations, twice the time in which y and v settle.
-With h the mean hypergradient of a window and h' that of the one before, two numbers without units
-are computed at its end:
+A run is divided into windows of 2 sqrt(kappa) iterations, twice the time constant of y and v. With
+h the mean hypergradient of a window and h' that of the previous one, two dimensionless numbers are
+computed at its end:
 
-    lag  = ||y's move|| / (2 ||y||), or v's where that is larger: by how much y and v change in the
-           time in which they settle. A move across the previous one is noise and does not count.
-    turn = 1 - <h, h'> / ||h'||^2: the share of the hypergradient that x has used up. Unknown where
-           h is no larger than its noise.
+    lag  = ||change of y|| / (2 ||y||), or that of v if larger: the relative change of y and v
+           within their time constant. A change orthogonal to the previous one is noise, and is
+           ignored.
+    turn = 1 - <h, h'> / ||h'||^2: the relative decrease of the hypergradient. Unknown if h is not
+           larger than its noise.
 
-x waits until the lag is small. Then its pace is halved whenever lag or turn is large, and doubled
-while both are small.
+x waits until the lag is small. Then its pace is halved if lag or turn is large, and doubled if both
+are small.
 """
 
 from functools import lru_cache
@@ -24,24 +25,24 @@ import optax
 from simfbo.core import trees
 from simfbo.core.problem import Point, PyTree, Scalar
 
-_SHORTEST, _SHORT_RUN, _SHARE = 10, 5, 10  # iterations; in a short run; windows in a run
+_SHORTEST, _SHORT_RUN, _SHARE = 10, 5, 10  # iterations of a window; in a short run; windows
 _SMALL_LAG, _LARGE_LAG = 0.15, 0.3
 _SMALL_TURN, _LARGE_TURN = 0.4, 0.8
-_ALIGNED = 0.5  # the cosine of two moves above which both are more than noise
+_ALIGNED = 0.5  # the cosine of two changes above which they are not noise
 _ADAM_FIRST, _ADAM_SECOND, _ADAM_FLOOR = 0.9, 0.99, 1e-4
 
 
 class Window(NamedTuple):
-    """What the windows so far have shown.
+    """The statistics of the current and the previous window.
 
     Attributes:
-        index: windows completed.
-        start: y and v at the beginning of this one.
-        move: what y and v moved by in the previous one.
-        pull: the sum of the hypergradients in this one.
+        index: the number of completed windows.
+        start: y and v at the beginning of the window.
+        move: the change of y and v in the previous window.
+        pull: the sum of the hypergradients in the window.
         power: the sum of their squared norms.
-        pull_before: that of the previous one.
-        power_before: that of the previous one.
+        pull_before: `pull` of the previous window.
+        power_before: `power` of the previous window.
     """
 
     index: Any
@@ -54,7 +55,7 @@ class Window(NamedTuple):
 
 
 class UpperPace(NamedTuple):
-    """The state of x's rule: iterations, iterations since x moves, Adam's moments, and the pace."""
+    """The state of x's rule: iterations, those with nonzero pace, Adam's moments, and the pace."""
 
     iteration: jax.Array
     moved: jax.Array
@@ -64,7 +65,7 @@ class UpperPace(NamedTuple):
 
 
 class Following(NamedTuple):
-    """The state of y's and v's rule: iterations, what is moving, the step size and the momentum."""
+    """The state of y's and v's rule: iterations, velocity, step size and momentum."""
 
     iteration: jax.Array
     speed: PyTree
@@ -73,9 +74,9 @@ class Following(NamedTuple):
 
 
 def size_of(x: PyTree) -> PyTree:
-    """Return the size of each leaf: its root mean square, or that of the others where it is zero.
+    """Compute the size of each leaf: its root mean square, or the mean of the others if it is zero.
 
-    Where all of x is zero, as logarithms and logits are at the beginning, the size is one.
+    If all of x is zero, as initially for logarithms and logits, the size is one.
 
     Example:
         >>> import numpy as np
@@ -89,10 +90,10 @@ def size_of(x: PyTree) -> PyTree:
 
 
 def length_of(rate: Scalar, rounds: int) -> jax.Array:
-    """Return the iterations of a window: 2 sqrt(kappa), but at most a tenth of the run."""
-    least = min(_SHORTEST, max(_SHORT_RUN, rounds // (2 * _SHARE)))
+    """Return the length of a window: 2 sqrt(kappa) iterations, but at most a tenth of the run."""
+    shortest = min(_SHORTEST, max(_SHORT_RUN, rounds // (2 * _SHARE)))
     length = jnp.minimum(jnp.ceil(2 / jnp.asarray(rate, float)), rounds // _SHARE)
-    return jnp.maximum(least, length).astype(jnp.int32)
+    return jnp.maximum(shortest, length).astype(jnp.int32)
 
 
 def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
@@ -103,12 +104,12 @@ def opened(x: PyTree, y: PyTree, v: PyTree) -> Window:
 
 
 def add_pull(window: Window, h: PyTree) -> Window:
-    """Return the window with one more hypergradient."""
+    """Add a hypergradient to the window."""
     return window._replace(pull=trees.add(window.pull, h), power=window.power + _square(h))
 
 
 def emptied(window: Window, start: Point[PyTree]) -> Window:
-    """Begin the window again, from other y and v."""
+    """Restart the window from other y and v."""
     zeros = {"pull": trees.zeros_like(window.pull), "power": jnp.zeros_like(window.power)}
     return window._replace(start=start, **zeros)
 
@@ -118,12 +119,12 @@ def closed(window: Window, after: Point[PyTree], settles: Scalar) -> tuple[Windo
 
     Args:
         window: the window.
-        after: y and v now.
-        settles: in how many times the time in which y and v settle it took.
+        after: y and v at its end.
+        settles: the length of the window in time constants of y and v.
 
     Returns:
-        The next window; lag, turn (zero where it is unknown), and the largest relative move of y or
-        v that was noise.
+        The next window; lag, turn (zero if unknown), and the largest relative change of y or v that
+        was noise.
     """
     move = trees.subtract(after, window.start)
     ratios, aligned = [], []
@@ -141,19 +142,19 @@ def closed(window: Window, after: Point[PyTree], settles: Scalar) -> tuple[Windo
     clear = (_square(new) > 2 * window.power) & (_square(old) > 2 * window.power_before)
     turn = 1 - trees.dot(new, old).astype(float) / jnp.where(clear, _square(old), 1)
     index = window.index + jnp.ones((), window.index.dtype)
-    after_it = Window(index, after, move, new, window.power, new, window.power)
-    return emptied(after_it, after), jnp.stack([lag, jnp.where(clear, turn, 0.0), noise])
+    following = Window(index, after, move, new, window.power, new, window.power)
+    return emptied(following, after), jnp.stack([lag, jnp.where(clear, turn, 0.0), noise])
 
 
 def next_pace(pace: Any, most: Any, lag: Any, turn: Any, early: Any) -> jax.Array:
-    """Return the pace for the next window, once x moves."""
+    """Return the pace for the next window, if x does not wait."""
     slower = (lag > _LARGE_LAG) | (turn > _LARGE_TURN)
     faster = early & (lag < _SMALL_LAG) & (turn < _SMALL_TURN)
     return jnp.where(slower, pace / 2, jnp.where(faster, jnp.minimum(2 * pace, most), pace))
 
 
 def may_start(window: Window, lag: Any) -> Any:
-    """Return whether y and v are near their solutions, after two windows at least."""
+    """Check if y and v are near their solutions, after at least two windows."""
     return (window.index >= 2) & (lag < _SMALL_LAG)
 
 
@@ -162,46 +163,45 @@ def with_rates(
 ) -> PyTree:
     """Set the pace of x, the step and momentum of y and v, and the iteration of all schedules."""
 
-    def changed(part: Any) -> Any:
-        if not isinstance(part, UpperPace | Following):
-            return part
-        part = part._replace(iteration=_like(iteration, np.int32))
-        if isinstance(part, UpperPace):
-            return part._replace(pace=_like(pace))
-        return part._replace(gamma=_like(gamma), momentum=_like(momentum))
+    def changed(node: Any) -> Any:
+        if not isinstance(node, UpperPace | Following):
+            return node
+        node = node._replace(iteration=_as_array(iteration, np.int32))
+        if isinstance(node, UpperPace):
+            return node._replace(pace=_as_array(pace))
+        return node._replace(gamma=_as_array(gamma), momentum=_as_array(momentum))
 
     return jax.tree.map(
-        changed, state, is_leaf=lambda part: isinstance(part, UpperPace | Following)
+        changed, state, is_leaf=lambda node: isinstance(node, UpperPace | Following)
     )
 
 
-def _like(value: Scalar, dtype: Any = float) -> jax.Array:
-    """Return a number as an array, as it may be traced."""
+def _as_array(value: Scalar, dtype: Any = float) -> jax.Array:
     return value if isinstance(value, jax.Array) else trees.on_device(np.asarray(value, dtype))
 
 
 def rules(scale: PyTree, rounds: int) -> Point[optax.GradientTransformation]:
-    """Return the server's rules for steps of x of these sizes, by leaf, in a run of some rounds."""
+    """Return the server's rules, with the sizes of the steps of x by leaf."""
     leaves, structure = jax.tree.flatten(scale)
     follow = following(rounds)
     return Point(_shared_adam(tuple(leaves), structure, rounds), follow, follow)
 
 
-@lru_cache(maxsize=32)  # the same objects for the same sizes, so that programs are shared
+@lru_cache(maxsize=32)  # equal sizes return the same object, and share compiled programs
 def _shared_adam(sizes: tuple[float, ...], structure: Any, rounds: int) -> Any:
     return paced_adam(jax.tree.unflatten(structure, sizes), rounds)
 
 
 @lru_cache(maxsize=32)
 def following(rounds: int) -> optax.GradientTransformation:
-    """Return heavy-ball steps for y and v, at the step size and momentum in the rule's state.
+    """Return heavy-ball steps for y and v, with step size and momentum in the rule's state.
 
-    The step size decays over the second half of the run, to average out noise.
+    The step size decays over the second half of the run, to reduce noise.
     """
 
     def init(params: PyTree) -> Following:
-        none, zero = trees.host_zeros(params), trees.on_device(np.zeros(()))
-        return Following(trees.on_device(np.zeros((), np.int32)), none, zero, zero)
+        zeros, zero = trees.host_zeros(params), trees.on_device(np.zeros(()))
+        return Following(trees.on_device(np.zeros((), np.int32)), zeros, zero, zero)
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Following]:
         speed = trees.add_scaled(updates, state.momentum, state.speed)
@@ -213,16 +213,16 @@ def following(rounds: int) -> optax.GradientTransformation:
 
 
 def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
-    """Return Adam for x, at the pace in its state, which decays from its first move on.
+    """Return Adam for x, with the pace in its state, which decays from the first nonzero pace on.
 
-    While the pace is zero x stands still and nothing is remembered: before y and v are near their
-    solutions, the direction of x is far larger than the hypergradient. Adam's floor is relative to
-    all coordinates, so that units do not matter. `scale` is a step of size one, by leaf.
+    While the pace is zero, x and Adam's moments are unchanged: far from the solutions of y and v,
+    the direction of x is much larger than the hypergradient. Adam's epsilon is relative to all
+    coordinates, so that the method is invariant to units. `scale` is a step of size one, by leaf.
     """
 
     def init(params: PyTree) -> UpperPace:
-        zero, none = trees.on_device(np.zeros((), np.int32)), trees.host_zeros(params)
-        return UpperPace(zero, zero, none, none, trees.on_device(np.zeros(())))
+        zero, zeros = trees.on_device(np.zeros((), np.int32)), trees.host_zeros(params)
+        return UpperPace(zero, zero, zeros, zeros, trees.on_device(np.zeros(())))
 
     def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, UpperPace]:
         on = state.pace > 0
@@ -231,8 +231,9 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
         def decayed(keep: float, mean: PyTree, new: PyTree) -> PyTree:
             return jax.tree.map(
                 lambda m, n: jnp.where(on, jnp.asarray(keep, m.dtype) * m + (1 - keep) * n, m),
-                mean, new,
-            )  # fmt: skip
+                mean,
+                new,
+            )
 
         first = decayed(_ADAM_FIRST, state.first, updates)
         second = decayed(_ADAM_SECOND, state.second, jax.tree.map(jnp.square, updates))
@@ -256,7 +257,7 @@ def paced_adam(scale: PyTree, rounds: int) -> optax.GradientTransformation:
 
 
 def half_cosine(share: Scalar) -> jax.Array:
-    """Return a half cosine, from one to zero, of the share of a run that is over."""
+    """Return a half cosine, from one to zero, of the completed share of a run."""
     return (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0))) / 2
 
 

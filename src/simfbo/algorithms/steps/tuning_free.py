@@ -23,7 +23,7 @@ Build = Callable[[Plan], Method]
 
 
 class Gathered(NamedTuple):
-    """The rule's state: a^2, b^2 and c^2, of x, y and v, and the iterations so far."""
+    """The rule's state: a^2, b^2 and c^2, of x, y and v, and the iteration count."""
 
     squares: Point[jax.Array]
     iterations: jax.Array
@@ -49,26 +49,26 @@ class TuningFree(Wrapper):
 
 
 def tuning_free(build: Build, initial: Point[float] = Point(1.0, 1.0, 1.0)) -> Method:
-    """Let a method with server steps take tuning-free step sizes.
+    """Use tuning-free step sizes in a method with server steps.
 
     Our reading of the abstract of S-TFBO: the algorithm in the paper may differ. Every step size is
-    the inverse of what its directions have added up to so far, as in AdaGrad with norms, and x
-    waits for the slower of y and v. With d the directions along which the server would move,
+    the inverse root of the sum of the squared norms of its directions so far, as in AdaGrad-Norm,
+    and that of x also depends on the slower of y and v. With d the directions of the server,
 
         b^2 += ||d_y||^2,    c^2 += ||d_v||^2,    phi = max(b, c),    a^2 += ||d_x||^2;
         y -= d_y / b,        v -= d_v / phi,      x -= d_x / (a phi)
 
-    in every iteration. Nothing is measured beforehand and nothing more is sent.
+    in every iteration, without measurements or additional messages.
 
-    Clients step with what the server's step sizes are before the exchange, divided by the mean
-    local work where the server knows it, and not at all in the first round: then nothing is known
-    of how large directions are. With one local step their step sizes have no effect.
+    The clients' step sizes are those of the server before the exchange, divided by the mean local
+    work if the server knows it. They are zero in the first round, when the sizes of directions are
+    unknown, and without effect if clients take one local step.
 
     Args:
         build: (plan) -> the method with these steps, as
             `lambda plan: simfbo(problem, plan.local, plan.server)`.
-        initial: a, b and c, for x, y and v. A number that is small beside the first directions has
-            no effect; a large one makes the first steps small.
+        initial: a, b and c, for x, y and v. They have no effect if they are small relative to the
+            first directions; large numbers reduce the first steps.
 
     Returns:
         The method; its state is that of the method with these steps.
@@ -109,7 +109,7 @@ def _local_sizes(gathered: Gathered, work: Scalar) -> Point[Any]:
 
 @lru_cache(maxsize=32)
 def _rule(a: float, b: float, c: float) -> Any:
-    """Return the server's rule for all three variables; the same object for the same numbers."""
+    """Return the server's rule for all three variables, the same object for equal numbers."""
     initial = Point(a, b, c)
 
     def init(params: PyTree) -> Gathered:
@@ -127,12 +127,12 @@ def _rule(a: float, b: float, c: float) -> Any:
 
 
 def _gathered(state: Any) -> Gathered:
-    """Return the rule's state within a method's; raise if the method does not use the rule."""
-    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Gathered))
-    found = [part for part in parts if isinstance(part, Gathered)]
-    if not found:
+    """Return the rule's state in a method's state; raise if the method does not use the rule."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Gathered))
+    rule_state = next((leaf for leaf in leaves if isinstance(leaf, Gathered)), None)
+    if rule_state is None:
         raise UserError(
             "Tuning-free steps are the server's, and this method has none: use simfbo, shrofbo or "
             "mimefbo."
         )
-    return found[0]
+    return rule_state

@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, MLflow, Weights & Biases, CSV, and your own, fed by `run(track=...)`."""
+"""Trackers for `run(track=...)`: TensorBoard, MLflow, Weights & Biases, CSV, and custom ones."""
 
 from simfbo.runs.trackers._csv import CSV
 from simfbo.runs.trackers._mlflow import MLflow

@@ -1,4 +1,4 @@
-"""Numbers as comma-separated values, which every spreadsheet opens."""
+"""Metrics as comma-separated values."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ class CSV:
     """One file per run, a row per evaluation.
 
     Attributes:
-        folder: for files named after the runs; by default each run's own folder, where the file is
+        folder: of files named after the runs; by default each run's folder, with the file
             `metrics.csv`.
     """
 
@@ -26,12 +26,12 @@ class CSV:
     name = "csv"
 
     def begin(self, run: TrackedRun) -> "_Table":
-        """Begin a file, or go on with the run's own."""
+        """Create a file, or continue that of a resumed run."""
         if run.id is not None:
             return _Table(run.id, (run.directory or Path()) / run.id, run.last)
         if self.folder is not None:
-            place = first_free(Path(self.folder), (run.study, run.name), _created)
-            file = place.with_name(f"{place.name}.csv")
+            path = first_free(Path(self.folder), (run.study, run.name), _create)
+            file = path.with_name(f"{path.name}.csv")
             return _Table(str(file), file)
         if run.directory is None:
             raise UserError("The tracker csv needs a folder: use 'csv:FOLDER' or directory=...")
@@ -39,13 +39,12 @@ class CSV:
         return _Table(_FILE, run.directory / _FILE)
 
 
-def _created(place: Path) -> None:
-    """Create an empty file."""
-    place.with_name(f"{place.name}.csv").touch(exist_ok=False)
+def _create(path: Path) -> None:
+    path.with_name(f"{path.name}.csv").touch(exist_ok=False)
 
 
 class _Table:
-    """A file of rows, which is written with the first one."""
+    """A file of rows, created with the first one."""
 
     def __init__(self, name: str, file: Path, last: int = -1) -> None:
         self.id, self._file = name, file
@@ -54,7 +53,7 @@ class _Table:
         self._write([row for row in rows if None not in row.values() and int(row["round"]) <= last])
 
     def _write(self, rows: list[dict[str, str]]) -> None:
-        """Replace the file by these rows."""
+        """Replace the content of the file."""
         if rows:
             self._columns = list(rows[-1])
             out = io.StringIO()
@@ -64,21 +63,20 @@ class _Table:
             write_atomic(self._file, out.getvalue())
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
-        """Append a row; a new column makes the file anew."""
+        """Append a row; the file is rewritten if there is a new column."""
         row = {"round": str(round), **{name: str(value) for name, value in values.items()}}
         if not set(row) <= set(self._columns):
-            kept = (
-                list(csv.DictReader(io.StringIO(self._file.read_text()))) if self._columns else []
-            )
+            text = self._file.read_text() if self._columns else ""
+            rows = [*csv.DictReader(io.StringIO(text)), row]
             columns = dict.fromkeys([*self._columns, *row], "")
-            self._write([columns | one for one in [*kept, row]])
+            self._write([columns | cells for cells in rows])
             return
         with self._file.open("a", newline="") as file:
             writer = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
             writer.writerow(row)
 
     def artefact(self, file: Path) -> None:
-        """Leave files where they are."""
+        """Do nothing."""
 
     def end(self, status: str) -> None:
-        """Leave the file as it is."""
+        """Do nothing."""

@@ -16,77 +16,72 @@ from simfbo.runs.trackers._tracker import TrackedRun, first_free, require_instal
 class TensorBoard:
     """One folder of event files per run.
 
-    `tensorboard --logdir FOLDER` shows all runs below a folder, by the names of their own.
+    `tensorboard --logdir FOLDER` shows all runs below a folder, by the names of their folders.
 
     Attributes:
-        folder: for folders named after the runs; by default each run's own folder, or
-            runs/tensorboard for runs without one.
+        folder: of folders named after the runs; by default each run's folder, or runs/tensorboard
+            for runs without one.
     """
 
     folder: str | None = None
     name = "tensorboard"
 
     def __post_init__(self) -> None:
-        """Refuse to track with a package that is not there, before a run begins."""
+        """Reject a missing package before a run starts."""
         require_installed("tensorboardX", "tensorboard")
 
     def begin(self, run: TrackedRun) -> "_Events":
-        """Open a writer, in the folder of an earlier start if there was one."""
+        """Open a writer, for a resumed run in its previous folder."""
         package = require("tensorboardX", "tensorboard")
         if run.id is not None:
             return _Events(package, run.id, (run.directory or Path()) / run.id, run)
         if self.folder is None and run.directory is not None:
             return _Events(package, ".", run.directory, run)
         folder = Path("runs", "tensorboard") if self.folder is None else Path(self.folder)
-        place = first_free(folder, (run.study, run.name), Path.mkdir)
-        return _Events(package, str(place), place, run)
+        path = first_free(folder, (run.study, run.name), Path.mkdir)
+        return _Events(package, str(path), path, run)
 
 
 class _Events:
-    """The event files of one run.
+    """The event files of one run, written synchronously.
 
-    They are written at once. tensorboardX's `SummaryWriter` writes in another thread, and its
-    `flush` does not wait for that thread's queue, which is lost when the process is killed.
+    tensorboardX's `SummaryWriter` writes in another thread, and its `flush` does not wait for that
+    thread's queue, which is lost when the process is killed.
     """
 
     def __init__(self, package: Any, name: str, folder: Path, run: TrackedRun) -> None:
         self.id = name
         self._summary, self._proto = package.summary, package.proto.event_pb2
-        suffix = f".{time.time_ns()}"  # two starts within a second must not share a file
+        suffix = f".{time.time_ns()}"  # unique, even if a run is resumed within a second
         folder.mkdir(parents=True, exist_ok=True)
         writer = package.event_file_writer.EventsWriter
         self._writer = writer(str(folder / "events"), suffix)
-        self._config, self._seen = run.config, False
-        if run.id is not None:  # drops what an earlier start wrote about later rounds
+        self._config, self._has_settings = run.config, False
+        if run.id is not None:  # drops events of later rounds
             start = self._proto.SessionLog(status=self._proto.SessionLog.START)
             self._add(run.last + 1, session_log=start)
         text = "".join(f"    {key}: {value}\n" for key, value in {**run.tags, **run.config}.items())
         self._add(summary=self._summary.text("settings", text))
 
     def _add(self, step: int = 0, **content: Any) -> None:
-        """Write an event."""
         event = self._proto.Event(wall_time=time.time(), step=step, **content)
         self._writer.write_event(event)
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
         """Write scalars; the first time also the settings, as hyperparameters of these metrics."""
-        tagged = {_tag(name): value for name, value in values.items()}
-        if not self._seen:
-            self._seen = True
-            self._describe(tagged)
-        for tag, value in tagged.items():
+        scalars = {_tag(name): value for name, value in values.items()}
+        if not self._has_settings:
+            self._has_settings = True
+            settings = {k: _plain(value) for k, value in self._config.items() if value is not None}
+            metrics = {tag: value for tag, value in scalars.items() if tag.startswith("metrics/")}
+            for summary in self._summary.hparams(settings, metrics):
+                self._add(summary=summary)
+        for tag, value in scalars.items():
             self._add(round, summary=self._summary.scalar(tag, value))
         self._writer.flush()
 
-    def _describe(self, values: Mapping[str, float]) -> None:
-        """Write the settings as hyperparameters."""
-        known = {key: _plain(value) for key, value in self._config.items() if value is not None}
-        metrics = {tag: value for tag, value in values.items() if tag.startswith("metrics/")}
-        for summary in self._summary.hparams(known, metrics):
-            self._add(summary=summary)
-
     def artefact(self, file: Path) -> None:
-        """Show a picture or a text; other files stay where they are."""
+        """Add an image or a text; ignore other files."""
         if file.suffix == ".png":
             from matplotlib.image import imread
 
@@ -103,12 +98,12 @@ class _Events:
 
 
 def _tag(name: str) -> str:
-    """Return a name in the section of metrics, or in that of what they cost."""
+    """Prefix a name with its section: metrics or resources."""
     return f"{'resources' if name in BOOKKEEPING else 'metrics'}/{name}"
 
 
 def _plain(value: object) -> bool | float | str:
-    """Return a setting as TensorBoard takes it."""
+    """Convert a setting to a type that TensorBoard accepts."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a tracker is: where the numbers of runs go besides their own folders."""
+"""The protocols of trackers, which store the metrics of runs outside their folders."""
 
 import contextlib
 import itertools
@@ -12,17 +12,17 @@ from simfbo.runs.files import as_folder_name, make_folder
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker is given at the start of a run.
+    """The description of a run that is passed to `Tracker.begin`.
 
     Attributes:
         name: of the run.
-        config: its settings by dotted key: numbers, texts, truth values or None.
+        config: its settings by dotted key: numbers, strings, booleans or None.
         tags: algorithm, task, seed and version.
-        directory: the run's folder; None if it has none.
-        study: the name of the study that this run belongs to; None without one.
-        parent: the identifier that `begin` gave to that study.
-        id: the identifier that `begin` gave to this run when it was started; None if it is new.
-        last: the last round whose record it has; -1 if it has none.
+        directory: the run's folder, if any.
+        study: the name of the run's study, if any.
+        parent: the identifier of that study in the tracker.
+        id: the identifier of a resumed run in the tracker; None for a new run.
+        last: the round of the last record in the tracker; -1 if there is none.
     """
 
     name: str
@@ -36,19 +36,19 @@ class TrackedRun(NamedTuple):
 
 
 class Tracked(Protocol):
-    """A run in a tracker, from its beginning to its end."""
+    """A run that is recorded by a tracker."""
 
     @property
     def id(self) -> str:
-        """Return the identifier by which the tracker finds the run again."""
+        """The identifier by which `Tracker.begin` resumes the run."""
         ...
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of one evaluation, by name."""
+        """Add the metrics of an evaluation."""
         ...
 
     def artefact(self, file: Path) -> None:
-        """Take a file that belongs to the run."""
+        """Add a file."""
         ...
 
     def end(self, status: str) -> None:
@@ -57,40 +57,40 @@ class Tracked(Protocol):
 
 
 class Tracker(Protocol):
-    """Where numbers go: `begin` is called once for every run and for every study of many runs.
+    """A store of metrics: `begin` is called once for every run and for every study of many runs.
 
     Trackers are plain values that can be copied and sent to other processes.
     """
 
     @property
     def name(self) -> str:
-        """Return what messages call it."""
+        """The name in messages."""
         ...
 
     def begin(self, run: TrackedRun) -> Tracked:
-        """Begin a run, or go on with one whose `id` is given."""
+        """Start a run, or resume the one with `run.id`."""
         ...
 
 
 def first_free(folder: Path, names: Iterable[str | None], make: Callable[[Path], object]) -> Path:
-    """Make a file or folder that is not there yet, named after a run or, if need be, numbered.
+    """Create a new file or folder named after a run, with a number if the name is in use.
 
     Args:
-        folder: in which to make it.
-        names: of study and run, which may be anything; all but the last become folders.
-        make: what makes it; raises FileExistsError if it is there.
+        folder: the parent folder.
+        names: arbitrary names of study and run; all but the last become folders.
+        make: creates the file or folder; raises FileExistsError if it exists.
     """
-    *parents, name = (as_folder_name(one) for one in names if one)
+    *parents, last = (as_folder_name(name) for name in names if name)
     make_folder(folder.joinpath(*parents))
     for number in itertools.count(1):
-        place = folder.joinpath(*parents, name if number == 1 else f"{name}-{number}").resolve()
+        path = folder.joinpath(*parents, last if number == 1 else f"{last}-{number}").resolve()
         with contextlib.suppress(FileExistsError):
-            make(place)
-            return place
-    raise AssertionError  # numbers do not end
+            make(path)
+            return path
+    raise AssertionError  # unreachable
 
 
 def require_installed(package: str, extra: str) -> None:
-    """Raise unless a package is installed; it is not imported."""
+    """Raise unless a package is installed, without importing it."""
     if find_spec(package) is None:
         raise MissingExtra(missing(package, extra))

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run per run, grouped by study."""
+"""Weights & Biases: one run per run, grouped by study."""
 
 import os
 import secrets
@@ -16,13 +16,13 @@ from simfbo.runs.trackers._tracker import TrackedRun, require_installed
 class WandB:
     """A project of Weights & Biases.
 
-    Its files go to wandb/ in the current folder, or in WANDB_DIR: they hold links out of it, which
-    a run's own folder must not.
+    Its files are written to wandb/ in the current folder, or in WANDB_DIR: they include links out
+    of this folder, which are not allowed in the run's folder.
 
     Attributes:
         project: its name.
-        mode: online, offline or disabled; by default WANDB_MODE, or else online where an API key is
-            in WANDB_API_KEY and offline elsewhere. `wandb sync` uploads offline runs.
+        mode: online, offline or disabled; by default WANDB_MODE, otherwise online if WANDB_API_KEY
+            is set and offline if not. `wandb sync` uploads offline runs.
     """
 
     project: str = "simfbo"
@@ -30,27 +30,27 @@ class WandB:
     name = "wandb"
 
     def __post_init__(self) -> None:
-        """Refuse to track with a package that is not there, before a run begins."""
+        """Reject a missing package before a run starts."""
         require_installed("wandb", "wandb")
 
     def begin(self, run: TrackedRun) -> "_Run":
-        """Start a run, or one with the identifier of an earlier start, to which it is added."""
+        """Start a run, or resume one by its identifier."""
         package = require("wandb", "wandb")
         number = run.id or secrets.token_hex(8)
-        found = package.init(
+        tracked = package.init(
             project=self.project,
             mode=self.mode or _mode(),
             id=number,
             resume="allow",
             name=run.name,
             group=run.study or (run.name if "study" in run.tags else None),
-            dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # it remembers an earlier folder
+            dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B caches the first folder
             config=dict(run.config),
             tags=[f"{key}:{value}"[:64] for key, value in run.tags.items()],
             reinit="create_new",
             settings=package.Settings(silent=True, console="off"),
         )
-        return _Run(found, number)
+        return _Run(tracked, number)
 
 
 def _mode() -> str:
@@ -59,8 +59,6 @@ def _mode() -> str:
 
 
 class _Run:
-    """A run of Weights & Biases."""
-
     def __init__(self, run: Any, number: str) -> None:
         self.id = number
         self._run = run
@@ -71,10 +69,10 @@ class _Run:
 
     def artefact(self, file: Path) -> None:
         """Save a copy of a file with the run."""
-        own = shutil.copy(file, self._run.dir)
-        self._run.save(own, base_path=self._run.dir, policy="now")
+        copy = shutil.copy(file, self._run.dir)
+        self._run.save(copy, base_path=self._run.dir, policy="now")
 
     def end(self, status: str) -> None:
-        """End the run; anything but finished is shown as failed."""
+        """End the run; every status except finished is shown as failed."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=0 if status == "finished" else 1)

@@ -1,4 +1,4 @@
-"""How a run feeds its trackers: from the settings to the last file, also when it is resumed."""
+"""The trackers of a run: settings, metrics and files, also of resumed runs."""
 
 import contextlib
 import json
@@ -20,22 +20,22 @@ from simfbo.runs.trackers._tracker import Tracked, TrackedRun, Tracker
 from simfbo.runs.trackers._wandb import WandB
 
 STATE = "trackers.json"
-_KNOWN: dict[str, Callable[..., Tracker]] = {
+_FACTORIES: dict[str, Callable[..., Tracker]] = {
     "csv": CSV,
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,
 }
 Track = str | Tracker | Sequence[str | Tracker]
-"""A tracker or several: values, or texts as `tracking.tracker` reads them."""
+"""One tracker or several: values, or strings in the notation of `tracking.tracker`."""
 
 
 def tracker(given: str | Tracker) -> Tracker:
-    """Return the tracker that a text names, as `mlflow` or `mlflow:sqlite:///all.db`.
+    """Create a tracker from a string such as `mlflow` or `mlflow:sqlite:///all.db`.
 
     Args:
         given: csv, tensorboard, mlflow or wandb; after a colon the folder of csv and tensorboard,
-            the store of mlflow, the project of wandb. A tracker is returned as it is.
+            the store of mlflow, the project of wandb. A tracker is returned unchanged.
 
     Example:
         >>> tracker("wandb:my-project")
@@ -46,13 +46,13 @@ def tracker(given: str | Tracker) -> Tracker:
             raise UserError(f"A tracker is a text such as 'mlflow', or has `begin`: got {given!r}.")
         return given
     name, _, place = given.partition(":")
-    if name not in _KNOWN:
+    if name not in _FACTORIES:
         raise UserError(f"Unknown tracker '{plain(name)}'. Use csv, tensorboard, mlflow or wandb.")
-    return _KNOWN[name](*filter(None, [place]))
+    return _FACTORIES[name](*filter(None, [place]))
 
 
 def listed(track: Track | None) -> list[str | Tracker]:
-    """Return the trackers that are given one by one, as a list, or not at all."""
+    """Convert one tracker, several or None to a list."""
     if track is None:
         return []
     if isinstance(track, Sequence) and not isinstance(track, str):
@@ -61,12 +61,12 @@ def listed(track: Track | None) -> list[str | Tracker]:
 
 
 def used_before(directory: Path) -> list[str]:
-    """Return the texts that named the trackers of a run or study in a folder."""
+    """Return the trackers of a run or study in a folder, as far as they were given as strings."""
     return _read(directory)["track"]
 
 
 class Study(NamedTuple):
-    """The study that runs belong to.
+    """A study of several runs.
 
     Attributes:
         name: of the study.
@@ -80,11 +80,11 @@ class Study(NamedTuple):
 
 
 class Nested(NamedTuple):
-    """How the runs of a study are tracked, in whatever process they run.
+    """The trackers of the runs of a study, which may run in other processes.
 
     Attributes:
         track: the trackers.
-        study: to which the runs belong.
+        study: of the runs.
     """
 
     track: Sequence[str | Tracker]
@@ -94,7 +94,7 @@ class Nested(NamedTuple):
 class Tracking:
     """The trackers of one run or study: one that fails is dropped with a warning.
 
-    As a context it ends what is tracked when it is left, so that files can be added after a run:
+    As a context manager it ends the tracked run on exit, so that files can be added after a run:
 
         with Tracking("mlflow", directory="runs/a") as tracking:
             history = run(..., directory="runs/a", track=tracking)
@@ -107,12 +107,12 @@ class Tracking:
         directory: str | Path | None = None,
         study: Study | None = None,
     ) -> None:
-        """Take trackers, and where to remember which run is which of theirs.
+        """Create the trackers.
 
         Args:
-            track: a tracker or several, as values or as texts.
-            directory: the run's folder.
-            study: the study it belongs to.
+            track: one tracker or several, as values or as strings.
+            directory: the run's folder, where identifiers in trackers are stored.
+            study: of the run.
         """
         self._given = listed(track)
         self._trackers = _keyed(map(tracker, self._given))
@@ -129,30 +129,30 @@ class Tracking:
         tags: Mapping[str, str],
         records: Sequence[Json] = (),
     ) -> None:
-        """Begin in all trackers, or go on where they were.
+        """Start or resume the run in all trackers.
 
         Args:
             name: of the run or study.
             config: its settings.
-            tags: what it can be found by.
-            records: those it has already; trackers that lack some are given them.
+            tags: for searches in the tracker.
+            records: earlier ones of a resumed run, added to trackers that lack them.
         """
         if self._open:
             raise UserError("This Tracking has begun already: use another one for each run.")
         study, begun = self._study, self._begun()
-        for key, one in self._trackers.items():
-            known, last = begun.get(key, (None, -1))
-            parent = study and study.ids.get(key)
-            place = self._directory, study and study.name, parent
+        for key, tracker in self._trackers.items():
+            id, last = begun.get(key, (None, -1))
+            study_name, parent = study and study.name, study and study.ids.get(key)
+            run = TrackedRun(name, config, tags, self._directory, study_name, parent, id, last)
             with self._guarded(key, UserError):
-                self._open[key] = one.begin(TrackedRun(name, config, tags, *place, known, last))
+                self._open[key] = tracker.begin(run)
                 self._last[key] = last
         self.save()
         for record in records:
             self.record(record)
 
     def begin_run(self, header: Json, records: Sequence[Json] = ()) -> None:
-        """Begin a run with the header of its history."""
+        """Start or resume a run with the header of its history."""
         if not self._trackers:
             return
         config = dict(flattened(header.get("config") or {})) or {
@@ -168,7 +168,7 @@ class Tracking:
         self.begin(self._name(header), config, tags, records)
 
     def _name(self, header: Json) -> str:
-        """Return what a run is called: its folder, seen from its study's."""
+        """Name a run after its folder, relative to that of its study."""
         if self._directory is None:
             name = (header.get("config") or {}).get("estimator", header["algorithm"])
             return f"{name}-seed{header['seed']}"
@@ -178,57 +178,58 @@ class Tracking:
 
     @property
     def nested(self) -> Nested | None:
-        """Return how the runs of this study are tracked; None if they are not."""
+        """The trackers for the runs of this study; None if it is not tracked."""
         if not self._open or self._directory is None:
             return None
-        ids = {key: one.id for key, one in self._open.items()}
-        given = [one for one, key in zip(self._given, self._trackers, strict=True) if key in ids]
-        return Nested(given, Study(self._directory.resolve().name, self._directory, ids))
+        ids = {key: tracked.id for key, tracked in self._open.items()}
+        pairs = zip(self._given, self._trackers, strict=True)
+        track = [tracker for tracker, key in pairs if key in ids]
+        return Nested(track, Study(self._directory.resolve().name, self._directory, ids))
 
     def record(self, record: Json) -> None:
-        """Give a record of the history to the trackers that do not have it yet."""
+        """Add a record of the history to the trackers that lack it."""
         number = record["round"]
         values = {k: v for k, v in record.items() if k != "round" and isinstance(v, int | float)}
-        for key, one in list(self._open.items()):
+        for key, tracked in list(self._open.items()):
             if number > self._last[key]:
                 with self._guarded(key):
-                    one.record(number, values)
+                    tracked.record(number, values)
                     self._last[key] = number
 
     def artefact(self, *files: str | Path) -> None:
-        """Give files to the trackers; those that do not exist are passed over."""
+        """Add files to the trackers; missing files are skipped."""
         for file in filter(Path.is_file, map(Path, files)):
-            for key, one in list(self._open.items()):
+            for key, tracked in list(self._open.items()):
                 with self._guarded(key):
-                    one.artefact(file)
+                    tracked.artefact(file)
 
     def finish(self, status: str) -> None:
-        """Say how the run ended; the trackers are told when the context is left."""
+        """Set the status of the run, which the trackers receive on exit from the context."""
         self._status = status
 
     def save(self) -> None:
-        """Write down which records the trackers have, as `run` does with every checkpoint."""
+        """Store the last record of each tracker, as `run` does with every checkpoint."""
         if self._directory is None or not self._open:
             return
-        begun = {key: (one.id, self._last[key]) for key, one in self._open.items()}
-        texts = [one for one in self._given if isinstance(one, str)]
-        state = {"track": texts, "begun": self._begun() | begun}
-        with contextlib.suppress(OSError):  # a full disk is the run's own to report
+        begun = {key: (tracked.id, self._last[key]) for key, tracked in self._open.items()}
+        track = [tracker for tracker in self._given if isinstance(tracker, str)]
+        state = {"track": track, "begun": self._begun() | begun}
+        with contextlib.suppress(OSError):  # the run itself reports a full disk
             self._directory.mkdir(parents=True, exist_ok=True)
             write_atomic(self._directory / STATE, json.dumps(state, indent=1))
 
     def _begun(self) -> dict[str, tuple[str, int]]:
-        """Return identifier and last round of earlier starts, by tracker."""
+        """Return the stored identifier and last round of each tracker."""
         return {} if self._directory is None else _read(self._directory)["begun"]
 
     @contextlib.contextmanager
     def _guarded(self, key: str, *allowed: type[Exception]) -> Generator[None]:
-        """Drop a tracker that raises, with a warning, unless the user can put it right."""
+        """Drop a tracker that raises, with a warning; `allowed` errors are propagated."""
         try:
             yield
         except allowed:
             raise
-        except Exception as error:  # a tracker can raise anything
+        except Exception as error:  # trackers raise arbitrary errors
             self._open.pop(key, None)
             text = plain(" ".join(str(error).split()), 200)
             warnings.warn(
@@ -248,28 +249,28 @@ class Tracking:
     ) -> None:
         failed = kind is not None and not issubclass(kind, KeyboardInterrupt)
         self.save()
-        for key, one in list(self._open.items()):
+        for key, tracked in list(self._open.items()):
             with self._guarded(key):
-                one.end("failed" if failed else self._status)
+                tracked.end("failed" if failed else self._status)
         self._open.clear()
 
 
 def _read(directory: Path) -> Json:
-    """Return what was written down of the trackers of a run; nothing if that is damaged."""
+    """Read the stored state of a run's trackers; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        found = json.loads((directory / STATE).read_text())
-        begun = {key: (str(name), int(last)) for key, (name, last) in found["begun"].items()}
-        return {"track": [str(one) for one in found["track"]], "begun": begun}
+        state = json.loads((directory / STATE).read_text())
+        begun = {key: (str(id), int(last)) for key, (id, last) in state["begun"].items()}
+        return {"track": [str(text) for text in state["track"]], "begun": begun}
     return {"track": [], "begun": {}}
 
 
 def _keyed(trackers: Iterable[Tracker]) -> dict[str, Tracker]:
-    """Return trackers by names that tell them apart, also in another process."""
-    found: dict[str, Tracker] = {}
-    for one in trackers:
-        settings = repr(one) if is_dataclass(one) else ""
-        key = f"{one.name}-{zlib.crc32(settings.encode()):08x}"
-        while key in found:
+    """Return trackers by unique keys that are equal in every process."""
+    keyed: dict[str, Tracker] = {}
+    for tracker in trackers:
+        settings = repr(tracker) if is_dataclass(tracker) else ""
+        key = f"{tracker.name}-{zlib.crc32(settings.encode()):08x}"
+        while key in keyed:
             key += "+"
-        found[key] = one
-    return found
+        keyed[key] = tracker
+    return keyed
