@@ -226,8 +226,12 @@ class Engine(ABC):
         Without drop-outs and the fewest replies: a run that was starved goes on with others.
         """
         gate = self.gate._replace(min_replies=1)
-        found = {"sampler": self.sampler, "local_work": self.local_work, "gate": gate,
-                 "aggregators": self.aggregators}  # fmt: skip
+        found = {
+            "sampler": self.sampler,
+            "local_work": self.local_work,
+            "gate": gate,
+            "aggregators": self.aggregators,
+        }
         return found if self.codecs is None else found | {"codecs": self.codecs.names}
 
     def cohort(self, key: jax.Array) -> Cohort:
@@ -423,10 +427,10 @@ def exchange_of(
         encoded_bytes = np.where(replied, np.asarray(report.up, float), np.nan)
         down = len(replied) * (float(np.asarray(report.down)) + REQUEST_BYTES)
         coded = estimated(encoded_bytes, int(replied.sum()), down, not codecs.exact_size)
-    weights, work = (None if a is None else np.asarray(a, float)
-                     for a in (report.weights, report.work))  # fmt: skip
-    return Exchange(request, admitted, squares, refusals, probed, memory, coded, weights,
-                    work)  # fmt: skip
+    weights, work = (
+        None if a is None else np.asarray(a, float) for a in (report.weights, report.work)
+    )
+    return Exchange(request, admitted, squares, refusals, probed, memory, coded, weights, work)
 
 
 def code_key(key: jax.Array, ids: np.ndarray, position: int) -> jax.Array:

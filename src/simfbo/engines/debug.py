@@ -81,10 +81,16 @@ class DebugFederation(Engine):
             down = len(ids) * (down + REQUEST_BYTES)
             coded = estimated(np.array(encoded_bytes, float), replied, down, False)
         exchange = Exchange(
-            request, admitted, squares, refusals,
+            request,
+            admitted,
+            squares,
+            refusals,
             probed(found, request) if self.detect_anomalies else None,
-            self._rows(after, len(ids)), coded, np.asarray(call.cohort.weights), plan.norm,
-        )  # fmt: skip
+            self._rows(after, len(ids)),
+            coded,
+            np.asarray(call.cohort.weights),
+            plan.norm,
+        )
         return self.aggregated(call, found, exchange), exchange
 
     def _rows(self, after: dict[int, PyTree], size: int) -> PyTree:

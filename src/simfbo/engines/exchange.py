@@ -254,8 +254,9 @@ def prepare_exchange(
     sent, down = Shapes.of(payload), None
     codecs = None if is_uncoded(step) else clients.codecs
     if codecs is not None:
-        coded = code_payload(codecs, payload, start_of(codecs, payload, clients.start),
-                             down_key(key))  # fmt: skip
+        coded = code_payload(
+            codecs, payload, start_of(codecs, payload, clients.start), down_key(key)
+        )
         payload, down = coded.tree, coded.count_bytes()
     plan = clients.work.plan(key, places)
     shared, here = jnp.ndim(plan.tau) == 0, jnp.asarray(places)
@@ -281,16 +282,35 @@ def prepare_exchange(
     )
     limit = np.inf if step.__name__ == EVALUATION else clients.limit
     job = Job(
-        step, payload, key, limit, plan if shared else None, (clients.lower, clients.upper), rows,
-        codecs, clients.detect, clients.checks,
-    )  # fmt: skip
+        step,
+        payload,
+        key,
+        limit,
+        plan if shared else None,
+        (clients.lower, clients.upper),
+        rows,
+        codecs,
+        clients.detect,
+        clients.checks,
+    )
     work = jnp.broadcast_to(jnp.asarray(plan.norm, float), size) if clients.detect else None
     report = ExchangeReport(
-        client_step=step.__name__, payload=sent, message=Shapes.of(()), asked=size,
-        ids=here if clients.checks else None, weights=rows.weight if clients.detect else None,
-        work=work, replied=replied, admitted=None, squares=None, finite=None, down=down, up=None,
-        probes=None, took_place=None,
-    )  # fmt: skip
+        client_step=step.__name__,
+        payload=sent,
+        message=Shapes.of(()),
+        asked=size,
+        ids=here if clients.checks else None,
+        weights=rows.weight if clients.detect else None,
+        work=work,
+        replied=replied,
+        admitted=None,
+        squares=None,
+        finite=None,
+        down=down,
+        up=None,
+        probes=None,
+        took_place=None,
+    )
     return job, report
 
 
@@ -309,9 +329,11 @@ def trace_reply(job: Job) -> TracedReply:
         if job.codecs is None:
             return message, after, None
         coded = code_message(job.codecs, message, client_key(up_key(job.key), row.id, row.repeat))
-        encoded_bytes = coded.count_bytes() if row.measured is None else jax.lax.cond(
-            row.measured, coded.count_bytes, lambda: jnp.full((), jnp.nan)
-        )  # fmt: skip
+        encoded_bytes = (
+            coded.count_bytes()
+            if row.measured is None
+            else jax.lax.cond(row.measured, coded.count_bytes, lambda: jnp.full((), jnp.nan))
+        )
         return clipped_again(job.step, coded.tree), after, encoded_bytes
 
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), job.rows)
@@ -471,9 +493,14 @@ def finish_exchange(
         total = results.messages if kept else total
         total = total if admitted is None else trees.scale(factor, total)
     report = replace(
-        report, message=Shapes.of(message), admitted=admitted, squares=results.squares,
-        finite=finite, up=results.up, probes=probes,
-    )  # fmt: skip
+        report,
+        message=Shapes.of(message),
+        admitted=admitted,
+        squares=results.squares,
+        finite=finite,
+        up=results.up,
+        probes=probes,
+    )
     return total, results.memory, report
 
 
@@ -584,8 +611,11 @@ def cost_of(jaxpr: Jaxpr) -> Cost:
     for eqn in jaxpr.eqns:
         shapes = [getattr(var.aval, "shape", (0,)) for var in (*eqn.invars, *eqn.outvars)]
         written = sum(map(math.prod, shapes[len(eqn.invars) :]))
-        values = [one for given in eqn.params.values()
-                  for one in (given if isinstance(given, tuple | list) else (given,))]  # fmt: skip
+        values = [
+            one
+            for given in eqn.params.values()
+            for one in (given if isinstance(given, tuple | list) else (given,))
+        ]
         parts = [getattr(value, "jaxpr", value) for value in values]
         inner = [cost_of(part) for part in parts if hasattr(part, "eqns")]
         if inner:

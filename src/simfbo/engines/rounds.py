@@ -252,9 +252,12 @@ class Rounds:
             self._clients, self._inputs = clients, jax.device_put(inputs)
         number = np.int32(engine.ledger.total.rounds + 1)
         given = self._inputs._replace(
-            state=state, memory=engine.client_memory, number=number, first=np.int32(first),
+            state=state,
+            memory=engine.client_memory,
+            number=number,
+            first=np.int32(first),
             limits=limits,
-        )  # fmt: skip
+        )
         (after, memory), done, norms, residuals, reports = self._program(given, np.int32(count))
         done = int(done)
         if keys.FAILED:
@@ -317,8 +320,15 @@ class Rounds:
             down = report.asked * float((report.down[there].astype(float) + REQUEST_BYTES).sum())
             coded = EncodedBytes(down, up, 0.0 if codecs.exact_size else down + up)
         if exchanges:
-            self._engine.ledger.record(report.client_step, asked, replies, report.payload.tree,
-                                       report.message.tree, exchanges, coded)  # fmt: skip
+            self._engine.ledger.record(
+                report.client_step,
+                asked,
+                replies,
+                report.payload.tree,
+                report.message.tree,
+                exchanges,
+                coded,
+            )
 
 
 def prepare(
@@ -362,10 +372,17 @@ def _inputs(
         clients = replace(clients, checks=False)
     norms = sum(z is not None for z in method.joined().point(state))
     return Inputs(
-        method.numbers, clients, state, engine.client_memory, root, np.int32(1), np.int32(1),
-        np.int32(max(1, engine.gate.min_replies)), np.zeros(norms, jnp.result_type(float)),
+        method.numbers,
+        clients,
+        state,
+        engine.client_memory,
+        root,
+        np.int32(1),
+        np.int32(1),
+        np.int32(max(1, engine.gate.min_replies)),
+        np.zeros(norms, jnp.result_type(float)),
         np.int32(every),
-    )  # fmt: skip
+    )
 
 
 def _build(method: Parts, given: Inputs, measure: Measure) -> tuple[Program, int] | None:

@@ -98,9 +98,15 @@ class SimulatedFederation(Engine):
             devices: how many JAX devices share the clients; all by default.
         """
         super().__init__(
-            data, sampler, local_work, gate=gate, aggregators=aggregators, absence=absence,
-            codecs=codecs, detect_anomalies=detect_anomalies,
-        )  # fmt: skip
+            data,
+            sampler,
+            local_work,
+            gate=gate,
+            aggregators=aggregators,
+            absence=absence,
+            codecs=codecs,
+            detect_anomalies=detect_anomalies,
+        )
         if strategy not in ("auto", "lanes", "batches"):
             raise UserError(f"strategy must be 'auto', 'lanes' or 'batches', got {strategy!r}.")
         if chunk is not None and chunk < 1:
@@ -114,8 +120,12 @@ class SimulatedFederation(Engine):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of a run besides data and algorithm, by name."""
-        return {**super().settings, "strategy": self.strategy, "chunk": self.chunk,
-                "devices": 1 if self.mesh is None else self.mesh.size}  # fmt: skip
+        return {
+            **super().settings,
+            "strategy": self.strategy,
+            "chunk": self.chunk,
+            "devices": 1 if self.mesh is None else self.mesh.size,
+        }
 
     def clients(self, limit: float | None) -> Clients:
         """Clients and rules as inputs of programs; a new object only after a change of settings.
@@ -124,18 +134,44 @@ class SimulatedFederation(Engine):
             limit: the largest norm of a message; None lets everything pass.
         """
         start = None if self.codecs is None else self.start
-        given = (self.data, self.draws, limit, start, self.aggregators, self.codecs, self.strategy,
-                 self.chunk, self.mesh, self.detect_anomalies)  # fmt: skip
+        given = (
+            self.data,
+            self.draws,
+            limit,
+            start,
+            self.aggregators,
+            self.codecs,
+            self.strategy,
+            self.chunk,
+            self.mesh,
+            self.detect_anomalies,
+        )
         if self._clients[0] is None or any(map(is_not, self._clients[0], given)):
             if self._stacked[0] is not self.data:
                 self._stacked = self.data, _stacks_of(self.data, self.mesh)
             lower, upper = self._stacked[1]
             sampler, work, absence = self.draws
-            self._clients = given, Clients(
-                lower, upper, np.asarray(self.data.p), np.asarray(self.data.ids), sampler, work,
-                absence, limit, start, self.aggregators, self.codecs, self.detect_anomalies,
-                True, self.chunk, self.mesh, self.strategy,
-            )  # fmt: skip
+            self._clients = (
+                given,
+                Clients(
+                    lower,
+                    upper,
+                    np.asarray(self.data.p),
+                    np.asarray(self.data.ids),
+                    sampler,
+                    work,
+                    absence,
+                    limit,
+                    start,
+                    self.aggregators,
+                    self.codecs,
+                    self.detect_anomalies,
+                    True,
+                    self.chunk,
+                    self.mesh,
+                    self.strategy,
+                ),
+            )
         return self._clients[1]
 
     def collect(self, call: Call) -> tuple[PyTree, Exchange]:
@@ -145,8 +181,16 @@ class SimulatedFederation(Engine):
         work, absence = keys.draw_on_host((clients.work, clients.absence), call.key, ids)
         clients = replace(clients, work=work, absence=absence)
         step, weights = Parts.of(call.step), np.asarray(call.cohort.weights, jnp.result_type(float))
-        inputs = (clients, step.numbers, jax.device_put(call.payload), ids, weights,
-                  call.key, self.client_memory, np.int32(number))  # fmt: skip
+        inputs = (
+            clients,
+            step.numbers,
+            jax.device_put(call.payload),
+            ids,
+            weights,
+            call.key,
+            self.client_memory,
+            np.int32(number),
+        )
         leaves, structure = jax.tree.flatten(inputs)
         everyone, complete = np.arange(self.n, dtype=np.int32), call.cohort.is_everyone(self.n)
 

@@ -56,7 +56,7 @@ class Pace:
         return self._fold(self.root, t)
 
     def count(self, t: int) -> int:
-        """Return how many rounds to run from round t on: not beyond the next evaluation."""
+        """The number of rounds in the next call, from round t to the next evaluation at most."""
         if t == 1:
             return 1  # its norms are the scale of those to come
         due = min(-(-t // self._every) * self._every, self._rounds)

@@ -167,9 +167,22 @@ def run(
         pace = Pace(algorithm, federation, seed, rounds, every, one_by_one=on_round is not None)
         at = algorithm.point(first_state)
         names = [name for name, z in at._asdict().items() if z is not None]
-        job = _Job(algorithm, algorithm.round, algorithm.point, algorithm.counters, names,
-                   federation, evaluate, clients, callbacks, rounds, every, log, residuals,
-                   explosion)  # fmt: skip
+        job = _Job(
+            algorithm,
+            algorithm.round,
+            algorithm.point,
+            algorithm.counters,
+            names,
+            federation,
+            evaluate,
+            clients,
+            callbacks,
+            rounds,
+            every,
+            log,
+            residuals,
+            explosion,
+        )
         interrupts = stack.enter_context(held_back())
         stack.enter_context(contextlib.closing(log))
         begun = log.resume(first) if resume else log.start(first)

@@ -61,7 +61,7 @@ class Residuals:
         return max(1, self._rounds // _SAMPLES)
 
     def due(self, t: int) -> bool:
-        """Return whether the residuals of a round are taken."""
+        """Check whether the residuals of a round are measured."""
         return t % self.every == 0 or t == 1
 
     def due_rounds(self, first: int, last: int) -> list[int]:
@@ -80,13 +80,18 @@ class Residuals:
         return self.added(t, seen, measured(self._sums) if complete and self._sums else ())
 
     def added(self, t: int, seen: Seen, found: Any) -> Seen:
-        """Return what was seen so far, with what `measured` found in a round."""
+        """Add the residuals that `measured` returned for a round."""
         if not found:
             return seen
         part = (t - 1) * _PARTS // self._rounds
         numbers = {name: np.asarray(one, float) for name, one in found.items()}
-        return {**seen, **{name: _added(seen.get(name), part, float(one[0]), one[1:])
-                           for name, one in numbers.items()}}  # fmt: skip
+        return {
+            **seen,
+            **{
+                name: _added(seen.get(name), part, float(one[0]), one[1:])
+                for name, one in numbers.items()
+            },
+        }
 
     def _sum(
         self, client_step: ClientStep, payload: PyTree, cohort: Cohort, key: jax.Array
@@ -158,7 +163,7 @@ def verdict(
 
 
 def _falls(losses: Sequence[float]) -> bool:
-    """Return whether the last quarter of some losses lies clearly below the one before it.
+    """Check whether the last quarter of some losses is clearly below the quarter before it.
 
     Clearly: by twice the standard error, and by 5 % of the whole decrease or of the loss itself; of
     a network's loss, nearly all of the decrease happens in its first rounds.
@@ -197,7 +202,7 @@ def _percent(share: float) -> str:
 
 
 def _added(one: Json | None, part: int, norm: float, places: np.ndarray) -> Json:
-    """Return what was seen of a channel, with one norm more."""
+    """Add a norm to the residuals of a channel."""
     if one is None:
         return {"part": part, "parts": [[1, norm**2, 0.0, 0.0]], "places": places.tolist()}
     new = [1, norm**2, float(places @ np.asarray(one["places"])), float(places @ places)]
