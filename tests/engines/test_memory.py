@@ -234,5 +234,5 @@ def test_wrong_memories_are_refused_in_a_sentence():
     class Plain:
         ledger, n = SimulatedFederation(TASK.data).ledger, 6
 
-    with pytest.raises(UserError, match="counting remember"):
+    with pytest.raises(UserError, match="clients of counting are stateful"):
         rounds(remembering(), Plain(), 1)
